@@ -2,15 +2,19 @@
 
 A real control plane with kwok nodes. All pods are created while the scheduler is paused; the
 time runs from the moment at which it goes on until the API server lists no pod without a node.
-Four ways:
+Five ways:
 
 - `without`: the scheduler as it is configured for Tandem, but for the extender, and pods that ask
   for no GPU;
 - `nominated`: the extender, and ungated pods that ask for a GPU (webhook off), all of which are
   planned and nominated before the time begins: what kube-scheduler and the verbs cost;
 - `with`: the same pods, whose GPUJobs, plans and nominations the queue controller writes meanwhile;
+- `plain path`: as `without`, but the time runs from the first creation, as users have it;
 - `whole path`: as users have it, with the webhook, gates, the queue controller and the predictor;
   the time runs from the first creation. Then single pods on the idle cluster, one after another.
+
+`whole path` is compared with `without`, which is its bar, and with `plain path`, which creates its
+pods in the same time.
 
 With `--requests` the API server's audit log says who asked it for what on the whole path, by pod;
 writing it takes time, so that rates are measured without it.
@@ -33,7 +37,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks.verbs import machine
+from benchmarks.verbs import cpu_s, machine
 from controlplane import ControlPlane, Node, manifests, wait_until
 from controlplane.gpus import report_gpus
 from controlplane.installation import Installation, plain_verbs
@@ -41,17 +45,24 @@ from tandem.contracts import names
 from tandem.errors import TandemError
 
 BAR, STRETCH = 1.0, 1.5
+WHOLE_PATH_BAR, WHOLE_PATH_STRETCH = 0.5, 0.9
+PATHS = ("plain path", "whole path")
 WAYS = ("without", "nominated", "with")
 QPS = {"qps": 1000, "burst": 2000}
 GPUS = 8
 PLAN_LIFE_S = 900
 ALONE = 40  # single pods on the idle cluster
 _PARALLEL = 16
+_SHOWN_MS = 0.5  # of a pod's CPU time
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One way: pods bound, and the seconds that it took from the first chance to the last one."""
+    """One way: pods bound, and the seconds that it took from the first chance to the last one.
+
+    `cpu_ms` is the CPU time of each process in that time, in milliseconds a pod: other work on the
+    machine changes it less than it changes the rate.
+    """
 
     way: str
     nodes: int
@@ -59,6 +70,7 @@ class Measured:
     seconds: float
     planned: int = 0  # pods on the node that is planned for them
     alone_ms: tuple[float, ...] = field(default=())  # each of single pods, from its creation
+    cpu_ms: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def pods_per_s(self) -> float:
@@ -124,12 +136,13 @@ class Bench:
         checkout = {"source": source} if source is not None else {}
         self.installation = Installation(plane, folder, **checkout)
         self.installation.apply_manifests()
-        report_gpus(plane.http, [f"n{i}" for i in range(nodes)], GPUS)
+        report_gpus(plane.http, [f"n{i}" for i in range(nodes)], GPUS, noted=True)
 
     def measure(self, way: str) -> Measured:
         """Measure one way."""
         measured = {
             "without": self._without,
+            "plain path": partial(self._without, "plain path", paused=False),
             "nominated": partial(self._with, "nominated"),
             "with": partial(self._with, "with"),
             "whole path": self._whole_path,
@@ -138,14 +151,15 @@ class Bench:
         self.plane.await_gone(_namespace(way), timeout_s=900)
         return measured
 
-    def _without(self) -> Measured:
+    def _without(self, way: str = "without", *, paused: bool = True) -> Measured:
         config = _configuration()
         del config["extenders"]
         config["leaderElection"] = {"leaderElect": False}
         config["profiles"] = [{"schedulerName": "without"}]
         scheduler = self.plane.start_scheduler("without", config=config)
         try:
-            return self._through("without", scheduler, pod("p", "without", gpu=False))
+            template = pod("p", "without", gpu=False)
+            return self._through(way, scheduler, template, paused=paused)
         finally:
             self.plane.processes.pop("without").kill()
 
@@ -227,6 +241,7 @@ class Bench:
         account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
         wait_until(lambda: plane.http.get(account).is_success, "the namespace is set up")
         waiting = Waiting(plane, namespace)
+        before: Mapping[str, float]
         if paused:
             scheduler.pause()
             try:
@@ -239,14 +254,27 @@ class Bench:
                         poll_s=1,
                     )
             finally:
-                began = time.perf_counter()
+                before, began = self._cpu_s(), time.perf_counter()
                 scheduler.resume()
         else:
-            began = time.perf_counter()
+            before, began = self._cpu_s(), time.perf_counter()
             self._create(namespace, template)
         ended = waiting.until_none(f"all are bound ({way})")
-        planned = 0 if way == "without" else self._on_plan(namespace)
-        return Measured(way, self.nodes, self.pods, ended - began, planned)
+        after = self._cpu_s()
+        cpu_ms = {
+            name: round((after[name] - used) * 1e3 / self.pods, 2) for name, used in before.items()
+        }
+        planned = 0 if way in ("without", "plain path") else self._on_plan(namespace)
+        return Measured(way, self.nodes, self.pods, ended - began, planned, cpu_ms=cpu_ms)
+
+    def _cpu_s(self) -> dict[str, float]:
+        """Return the CPU time of each process so far, ours as `benchmark`, in seconds."""
+        used = {name: cpu_s(process.pid) for name, process in self.plane.processes.items()}
+        if "extender" in used:
+            pid = self.plane.processes["extender"].pid
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            used["extender's front"] = sum(cpu_s(int(child)) for child in children)
+        return used | {"benchmark": time.process_time()}
 
     def _all_nominated(self, namespace: str) -> bool:
         pods = self._listed(f"/api/v1/namespaces/{namespace}/pods")
@@ -322,12 +350,12 @@ def main(tell: Callable[[str], None] = print) -> None:
     parser.add_argument("--pods", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="of each round")
-    parser.add_argument("--whole-path", action="store_true", help="the third way as well")
-    parser.add_argument("--requests", action="store_true", help="the third way, and who asks what")
+    parser.add_argument("--whole-path", action="store_true", help="both paths as well")
+    parser.add_argument("--requests", action="store_true", help="whole path, and who asks what")
     parser.add_argument("--source", type=Path, help="measure the services of this checkout")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    ways = [*options.ways] * options.rounds + ["whole path"] * options.whole_path
+    ways = ([*options.ways] + [*PATHS] * options.whole_path) * options.rounds
     ways = ["whole path"] if options.requests else ways
     cells: list[Measured] = []
     nodes = [Node(f"n{i}", cpu=64, pods=500) for i in range(options.nodes)]
@@ -353,6 +381,10 @@ def main(tell: Callable[[str], None] = print) -> None:
         if way != "without" and "without" in best:
             tell(f"{way} / without, the best of each: {rate / best['without']:.2f}")
     tell(f"nominated and with / without: bar {BAR}, stretch {STRETCH}")
+    if options.whole_path:
+        ratio = best["whole path"] / best["plain path"]
+        tell(f"whole path / plain path, the best of each: {ratio:.2f}")
+        tell(f"whole path / without: bar {WHOLE_PATH_BAR}, stretch {WHOLE_PATH_STRETCH}")
     if options.json:
         figures = {"best": best, "machine": machine(), "cells": [*map(asdict, cells)]}
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
@@ -389,6 +421,8 @@ def _line(cell: Measured) -> str:
     line = f"{cell.way:<12} {cell.pods_per_s:8.1f} pods/s  ({cell.seconds:.1f} s)"
     if cell.way == "whole path":
         line += f"  {cell.planned} of {cell.pods} on the planned node"
+    spent = ", ".join(f"{name} {ms:.1f}" for name, ms in cell.cpu_ms.items() if ms >= _SHOWN_MS)
+    line += f"; CPU {sum(cell.cpu_ms.values()):.1f} ms a pod: {spent}"
     if cell.alone_ms:
         p50, p99 = np.percentile(cell.alone_ms, (50, 99))
         line += f"; a pod alone {p50:.0f} ms, p99 {p99:.0f} ms"

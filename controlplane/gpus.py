@@ -9,17 +9,21 @@ from datetime import UTC, datetime
 import httpx
 
 from tandem.contracts import names
+from tandem.contracts.inventory import format_inventory
 from tandem.errors import TandemError
 
 _PATH = f"/apis/{names.API_VERSION}/gpunodes"
-_MEMORY_BYTES = 80 << 30
+_MODEL, _MEMORY_BYTES = "NVIDIA A100-SXM4-80GB", 80 << 30
 _PARALLEL_REQUESTS = 8
 
 
-def report_gpus(http: httpx.Client, nodes: Iterable[str], gpus: int, shares: int = 2) -> None:
+def report_gpus(
+    http: httpx.Client, nodes: Iterable[str], gpus: int, shares: int = 2, *, noted: bool = False
+) -> None:
     """Create a GPUNode with `gpus` healthy 80 GiB GPUs for each node, by an administrator's client.
 
     Nothing repeats the reports: give the extender a `stale_after_s` that is longer than the test.
+    With `noted`, the nodes have been there before: the extender has noted which GPUs they have.
     """
     now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
@@ -30,7 +34,7 @@ def report_gpus(http: httpx.Client, nodes: Iterable[str], gpus: int, shares: int
                 {
                     "uuid": f"GPU-{node}-{index}",
                     "index": index,
-                    "model": "NVIDIA A100-SXM4-80GB",
+                    "model": _MODEL,
                     "memoryBytes": _MEMORY_BYTES,
                     "shares": shares,
                     "health": "Healthy",
@@ -38,7 +42,11 @@ def report_gpus(http: httpx.Client, nodes: Iterable[str], gpus: int, shares: int
                 for index in range(gpus)
             ],
         }
-        head = {"apiVersion": names.API_VERSION, "kind": "GPUNode", "metadata": {"name": node}}
+        metadata: dict[str, object] = {"name": node}
+        if noted:
+            inventory = {f"GPU-{node}-{index}": (_MODEL, _MEMORY_BYTES) for index in range(gpus)}
+            metadata["annotations"] = {names.INVENTORY: format_inventory(inventory)}
+        head = {"apiVersion": names.API_VERSION, "kind": "GPUNode", "metadata": metadata}
         patch = {"Content-Type": "application/merge-patch+json"}
         for answer in (
             http.post(_PATH, json={**head, "spec": {}}),

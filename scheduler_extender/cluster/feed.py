@@ -115,6 +115,8 @@ class Feed:
         """
 
         def trim(raw: Object, known: Any) -> Record:  # noqa: ANN401 - of that kind
+            if (held := self._state.held(kind, raw)) is not None:
+                return held
             return parse_pod(raw, known) if kind == "pods" else PARSERS[kind](raw)
 
         def trim_report(raw: Object, known: Record | None) -> Record:

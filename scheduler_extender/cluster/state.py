@@ -312,6 +312,18 @@ class ClusterState:
         if new is not None:
             self._follow(new, gone=False, before=before if gone is None else None)
 
+    def held(self, kind: str, raw: Mapping[str, Any]) -> Record | None:
+        """Return the record of an object, None where this version of it is not held.
+
+        Each write of ours comes twice, as its answer and as an event: it is read once. May be
+        called from any thread.
+        """
+        metadata = raw["metadata"]
+        found = self._objects.of(kind).get((metadata.get("namespace") or "", metadata["name"]))
+        if found is None or found.uid != metadata.get("uid"):
+            return None
+        return found if found.resource_version == metadata.get("resourceVersion") else None
+
     def keep(self, record: GpuJobRecord, status: GPUJobStatus, now_s: float) -> None:
         """Let a GPUJob have a status that is not written yet, since `now_s` (Unix time).
 

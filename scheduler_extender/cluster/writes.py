@@ -15,6 +15,7 @@ from scheduler_extender.cluster.parsing import parse_gpu_job, parse_pod
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.cluster.turns import Turns
 from scheduler_extender.cluster.waited import with_waits
 from tandem.contracts.placement import PlacedWith
 from tandem.contracts.resources import GPUJobStatus
@@ -24,6 +25,8 @@ from tandem.kube.errors import AlreadyExists, Conflict
 from tandem.kube.resource import CONFIG_MAPS, GPU_JOBS
 
 PARALLEL_WRITES = 16
+#: The same for what a cycle itself writes.
+CYCLE_WRITES = 4
 #: The service of more pods than this is counted in a thread.
 _LARGE = 64
 
@@ -42,12 +45,12 @@ class Writer:
     #: Adds to each status what other parts know of the gang.
     annotate: Callable[[Gang, GPUJobStatus], GPUJobStatus] = lambda _, status: status
     may_write: Callable[[], bool] = lambda: True  # asked right before each write
-    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARALLEL_WRITES))
+    turns: Turns = field(default_factory=lambda: Turns(PARALLEL_WRITES))
 
-    async def write_status(self, gang: Gang, status: GPUJobStatus) -> None:
+    async def write_status(self, gang: Gang, status: GPUJobStatus, *, report: bool = False) -> None:
         """Write the status if it differs; with our resourceVersion, so that late writers lose.
 
-        The attained service until now goes with it.
+        The attained service until now goes with it. A `report` lets other writes go first.
         """
         record = gang.record
         if record is None:
@@ -67,7 +70,7 @@ class Writer:
             status = status.model_copy(update={"causes": causes})
         written = None
         if large or status != record.status or record.unwritten_since_s is not None:
-            written = await self.call(self._replace_status, record, status)
+            written = await self.call(self._replace_status, record, status, report=report)
         for uid in ending:  # counted now, or there was nothing to count
             gang.counted(uid)
         if written is not None:
@@ -91,7 +94,8 @@ class Writer:
         }
         answer = self.api.replace(GPU_JOBS, body, record.namespace, subresource="status")
         faults.reach("service-after")
-        return parse_gpu_job(answer)
+        held = self._state.held("gpujobs", answer)
+        return held if isinstance(held, GpuJobRecord) else parse_gpu_job(answer)
 
     def keep_status(self, gang: Gang, status: GPUJobStatus) -> None:
         """Let a gang have a status now that is written with what is decided of it next."""
@@ -105,11 +109,13 @@ class Writer:
 
     def take_pod(self, pod: Object) -> None:
         """Take in a pod that a write of ours has answered with."""
-        self._state.apply("pods", parse_pod(pod))
+        if self._state.held("pods", pod) is None:
+            self._state.apply("pods", parse_pod(pod))
 
     def take(self, gpujob: Object) -> None:
         """Take in the answer of our own write at once: the watch may be a moment behind."""
-        self._state.apply("gpujobs", parse_gpu_job(gpujob))
+        if self._state.held("gpujobs", gpujob) is None:
+            self._state.apply("gpujobs", parse_gpu_job(gpujob))
 
     async def say(self, pod: PodInfo, reason: str, note: str, kind: str) -> None:
         """Write an event on a pod."""
@@ -120,14 +126,23 @@ class Writer:
         }
         await self.call(self._tell, regarding, reason, note, kind)
 
-    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passes through
+    async def call(
+        self,
+        function: Callable[..., Any],
+        *args: Any,  # noqa: ANN401 - passes through
+        report: bool = False,
+        **kwargs: Any,  # noqa: ANN401 - passes through
+    ) -> Any:  # noqa: ANN401 - passes through
         """Run a blocking call in a thread, when it is its turn and while we lead.
 
         Raises:
             Conflict: another leads by now; whoever stood still in between must not go on.
         """
-        async with self._turns:
+        await self.turns.acquire(report=report)
+        try:
             return await asyncio.to_thread(self._while_leading, function, *args, **kwargs)
+        finally:
+            self.turns.release()
 
     def _while_leading(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passes through
         if not self.may_write():

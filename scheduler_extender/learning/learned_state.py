@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -53,13 +54,18 @@ def believing(profile: Profile, settings: LearningConfig) -> Profile:
     """Return the profile with the constraints that hold for a live placement as well.
 
     kube-scheduler may bind a pod to another node than the planned one. Therefore the verbs keep the
-    bar of the dispatch, too, and keep apart what was learned not to get along.
+    bar of the dispatch, too, and keep apart what was learned not to get along. That is an infinite
+    slowdown, which every finite bound refuses: `Apart` is for profiles without a bound.
     """
+    bounds = (rule.compiled() or {} for rule in profile.constraints)
+    bound = min((each.get("max_interference", math.inf) for each in bounds), default=math.inf)
     added: list[Interference | Apart] = []
     if profile.dispatch.least_speed > 0:
-        most = 1 / profile.dispatch.least_speed - 1
-        added.append(Interference(max_interference=most + _ROUNDING))
-    if settings.mode == "act" and _weighs_pairs(profile):
+        most = 1 / profile.dispatch.least_speed - 1 + _ROUNDING
+        if most < bound:
+            added.append(Interference(max_interference=most))
+            bound = most
+    if settings.mode == "act" and _weighs_pairs(profile) and bound == math.inf:
         added.append(Apart())
     return profile.model_copy(update={"constraints": (*profile.constraints, *added)})
 

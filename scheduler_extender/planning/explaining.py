@@ -29,11 +29,14 @@ def constraints(pipeline: Pipeline, job: Job, gpus: GpuArrays, row: int) -> list
     for constraint in pipeline.constraints:
         allows = bool(constraint(job, gpus)[row])
         cause = constraint.cause(job, gpus, row)
-        says = clause(cause)
-        if allows:
+        if not allows:
+            says = clause(cause)
+        elif constraint.has_figures and _within_bound(cause):
+            says = figures(cause)
+        else:
             # What is allowed beyond the bound is so for another reason: where all peaks fit
             # together, no chance of a collision counts, and a job that is alone has the GPU.
-            says = figures(cause) if constraint.has_figures and _within_bound(cause) else ""
+            says = ""
         found.append(
             {
                 "constraint": constraint.kind,

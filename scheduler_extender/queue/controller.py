@@ -15,14 +15,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from scheduler_extender.accounting.past import Past
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord, Record
 from scheduler_extender.cluster.state import ClusterState
-from scheduler_extender.cluster.writes import Tell, Writer
+from scheduler_extender.cluster.turns import Turns
+from scheduler_extender.cluster.writes import CYCLE_WRITES, Tell, Writer
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.learning.config import LearningConfig
 from scheduler_extender.learning.history_store import HistoryStore
@@ -136,6 +137,9 @@ class Controller:
             connection.api, state, connection.tell, clock, self._annotated, self._may_write
         )
         executor = Executor(writer, clock)
+        # A cycle waits for what it writes itself. In a burst hundreds of gangs wait for their turn
+        # to write, so that its own writes have turns of their own.
+        own = replace(writer, turns=Turns(CYCLE_WRITES))
         parts = Parts(
             state=state,
             gangs=state.gangs,
@@ -155,7 +159,7 @@ class Controller:
         self.queue_state = parts.queue_state
         self._pending = parts.pending
         self._anti_affinity = parts.anti_affinity
-        self._writer = parts.writer
+        self._writer, self._own_writer = parts.writer, own
         self.preempter = parts.preempter
         self.history = parts.history
         self.past = Past(connection.namespace, state.gangs, self._gpu_type, clock)
@@ -164,9 +168,11 @@ class Controller:
             parts, predictor, self._pricing, self.learning.next_runs.earlier
         )
         self._reconciler = Reconciler(parts, load_prediction)
-        self.evictions = Evictions(writer, executor, self.gangs, clock, chosen.stale_after_s)
-        self.terminations = Terminations(writer, clock, chosen.max_grace_s)
-        self.inventories = Inventories(writer, clock)
+        self.evictions = Evictions(
+            own, Executor(own, clock), self.gangs, clock, chosen.stale_after_s
+        )
+        self.terminations = Terminations(own, clock, chosen.max_grace_s)
+        self.inventories = Inventories(own, clock)
         self.gates = Gates(executor, self.gangs, clock)
         self._reason_writer = ReasonWriter(executor, clock)
         self.accounts = Accounts(
@@ -294,10 +300,10 @@ class Controller:
                     pass
                 await asyncio.sleep(rest_s)
                 self._changed.clear()
-                began = time.perf_counter()
+                planning_s = 0.0
                 try:
                     if await self._leading():
-                        await self._run_cycle()
+                        planning_s = await self._run_cycle()
                 except KubeError as error:
                     log.warning("cycle broken off error=%s", error)
                 except Exception:
@@ -307,7 +313,7 @@ class Controller:
                 if not self.work.pending:
                     self.caught_up.set()
                 # A quarter of the time at most is for planning: the verbs need theirs.
-                rest_s = max(SETTLE_S, 3 * (time.perf_counter() - began))
+                rest_s = max(SETTLE_S, 3 * planning_s)
         finally:
             self._pricing.stop()
             self._simulating.stop()
@@ -353,8 +359,8 @@ class Controller:
         gang = self.gangs.by_key.get(key)
         return gang.record.status if gang is not None and gang.record is not None else None
 
-    async def _run_cycle(self) -> None:
-        """Run one scheduling cycle, from top to bottom.
+    async def _run_cycle(self) -> float:
+        """Run one scheduling cycle, from top to bottom; return the CPU time of planning in seconds.
 
         Each gang whose pods or GPUJob have changed is brought up to date in its own task (`_step`).
         A part that fails ends alone (`_apart`): one bad request, pod or ConfigMap stops no other.
@@ -379,19 +385,25 @@ class Controller:
         # 6. Save what outlives GPUJobs: the history, learned pairs, the quotas' GPU-seconds, what
         #    jobs have had of GPUs, and which GPUs a new node has.
         await self._apart("inventories", self.inventories.step())
-        await self._apart("history", self.history.save(self._writer, self._clock()))
-        await self._apart("quotas", self.accounts.step(self._writer))
-        self.past.look(self._writer)
+        await self._apart("history", self.history.save(self._own_writer, self._clock()))
+        await self._apart("quotas", self.accounts.step(self._own_writer))
+        self.past.look(self._own_writer)
         if not self._pending.starts and not self.rounds.due():
-            return
+            return 0.0
         with collector_paused():
             # 7. Plan what waits on one frozen snapshot, in a thread (`plan_within`, `Planner`).
-            planned = await self.rounds.plan(self.rounds.freeze())
+            began = time.perf_counter()
+            frozen = self.rounds.freeze()
+            spent_s = time.perf_counter() - began
+            planned = await self.rounds.plan(frozen)
+            began = time.perf_counter()
             # 8. Write the plans, whose gates open next, and ask victims to give up their GPUs.
             self.rounds.carry_out(planned)
             # 9. Promote jobs that starve, write to each other job why it waits, forecast starts.
             self.rounds.report(planned)
-            del planned  # freed before the collector would visit it
+            spent_s += planned.cpu_s + time.perf_counter() - began
+            del frozen, planned  # freed before the collector would visit them
+        return spent_s
 
     async def _apart(self, what: str, part: Awaitable[None]) -> None:
         """Carry out a part of a round; where it fails, the others go on, and the next round too."""

@@ -155,6 +155,14 @@ def create(
 # --- a gang that waits or runs ------------------------------------------------------------------
 
 
+def reports(gang: Gang, status: GPUJobStatus) -> bool:
+    """Return True where a status says of a gang that it runs: no job waits for that to be written.
+
+    The service of pods that have gone is no report: a crash would lose it.
+    """
+    return status.phase is Phase.RUNNING and not gang.gone
+
+
 def write(gang: Gang, status: GPUJobStatus) -> Effects:
     """Write a status that has changed; a pod that has become the reason of a wait gets an event."""
     before = gang.job.status
@@ -162,7 +170,7 @@ def write(gang: Gang, status: GPUJobStatus) -> Effects:
     if status.reason == MISSING and before.reason != MISSING and gang.is_live:
         return (WriteStatus(status), WriteEvent(gang.first(), MISSING, status.message))
     if status.reason != BLOCKED or not now_blocked or not gang.is_live:
-        return (WriteStatus(status),)
+        return (WriteStatus(status, report=reports(gang, status)),)
     pod = next((pod for pod in gang.live_pods() if pod.blocked), gang.first())
     return (WriteStatus(status), WriteEvent(pod, BLOCKED, status.message))
 

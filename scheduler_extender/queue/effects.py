@@ -184,11 +184,15 @@ class WriteRoles:
 
 @dataclass(frozen=True, slots=True)
 class WriteStatus:
-    """Write the status of the GPUJob. `before` and `after` are points of `faults`."""
+    """Write the status of the GPUJob. `before` and `after` are points of `faults`.
+
+    A `report` says what is so already, and lets other writes go first.
+    """
 
     status: GPUJobStatus
     before: str = ""
     after: str = ""
+    report: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +429,7 @@ class Executor:
     async def _write_status(self, gang: Gang, effect: WriteStatus) -> None:
         if effect.before:
             faults.reach(effect.before)
-        await self._writer.write_status(gang, effect.status)
+        await self._writer.write_status(gang, effect.status, report=effect.report)
         if effect.after:
             faults.reach(effect.after)
 

@@ -6,6 +6,7 @@ A node whose report later has other GPUs takes no new jobs until an operator agr
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -25,7 +26,9 @@ log = logging.getLogger(__name__)
 
 #: A node that cannot read all of its GPUs is given this time after its GPUNode was made.
 _WHOLE_WITHIN_S = 3600.0
-_AT_ONCE = 8
+#: Nodes that are noted at once, and how long after them the next ones are: where thousands of nodes
+#: are new, jobs are placed meanwhile.
+_AT_ONCE, _NEXT_S = 8, 1.0
 _PAUSE_S, _LONGEST_PAUSE_S = 30.0, 1800.0
 
 
@@ -69,25 +72,31 @@ class Inventories:
     async def step(self) -> None:
         """Note the inventory of a few nodes; what fails is tried again, less and less often."""
         now = self._clock()
-        if now < self._next_s:
+        if now < self._next_s or not self._due:
             return
-        for name in list(self._due)[:_AT_ONCE]:
-            record = self._due.pop(name)
-            metadata = {
-                "uid": record.uid,
-                "resourceVersion": record.resource_version,
-                "annotations": {INVENTORY: format_inventory(inventory_of(record.status.gpus))},
-            }
-            try:
-                await self._writer.call(
-                    self._writer.api.patch, GPU_NODES, name, {"metadata": metadata}
-                )
-            except (Conflict, NotFound):
-                continue  # a newer report comes by itself
-            except KubeError as error:
-                log.warning("inventory not noted node=%s error=%r", name, str(error))
-                self._due[name] = record
-                self._next_s = now + self._pause_s
-                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-                return
-            self._pause_s = _PAUSE_S
+        records = [self._due.pop(name) for name in list(self._due)[:_AT_ONCE]]
+        noted = await asyncio.gather(*map(self._note, records))
+        if all(noted):
+            self._next_s, self._pause_s = now + (_NEXT_S if self._due else 0.0), _PAUSE_S
+        else:
+            self._next_s = now + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    async def _note(self, record: GpuNodeRecord) -> bool:
+        """Note what a node has; False where that failed, and is due again."""
+        metadata = {
+            "uid": record.uid,
+            "resourceVersion": record.resource_version,
+            "annotations": {INVENTORY: format_inventory(inventory_of(record.status.gpus))},
+        }
+        try:
+            await self._writer.call(
+                self._writer.api.patch, GPU_NODES, record.name, {"metadata": metadata}
+            )
+        except (Conflict, NotFound):
+            pass  # a newer report comes by itself
+        except KubeError as error:
+            log.warning("inventory not noted node=%s error=%r", record.name, str(error))
+            self._due.setdefault(record.name, record)
+            return False
+        return True

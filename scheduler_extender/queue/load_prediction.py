@@ -72,13 +72,14 @@ class LoadPrediction:
         if gang.record is None:
             return
         status = lifecycle.queued(status, prediction, sub_batches, created, now, self._clock())
-        points = {"before": "enqueue-before", "after": "enqueue-after"}
+        before, after = "enqueue-before", "enqueue-after"
         # A cycle is about to find it a place or a reason, and writes this with that.
-        queued: Effect = KeepStatus(status, **points)
+        queued: Effect = KeepStatus(status, before, after)
         others = self._gangs.of_maker(gang.record.spec.suspends, gang.key)
         if (earlier := lifecycle.earlier_of(others)) is not None:
             # The earlier GPUJob is deleted by this one, which has its service from then on.
-            queued = WriteStatus(lifecycle.carried_on(status, earlier, self._clock()), **points)
+            carried_on = lifecycle.carried_on(status, earlier, self._clock())
+            queued = WriteStatus(carried_on, before, after)
         await self._executor.carry_out(gang, (queued,))
 
     async def _predict(self, gang: Gang, spec: GPUJobSpec, kind: GpuKind | None) -> Prediction:

@@ -56,8 +56,8 @@ COUNT_LEAVING_EVERY_S = 2.0
 #: are idle meanwhile, and two gangs that each hold a part could wait for each other.
 PARTIAL_GANG_S = 60.0
 #: A status that is kept for a cycle, and that none has written with what it decided, is written
-#: after this.
-KEPT_S = 2.0
+#: after this; while other writes wait for their turn, after the longer time.
+KEPT_S, LONGEST_KEPT_S = 2.0, 10.0
 _AGAIN_S = 2.0  # a workload without pods that has not ended is read again; doubled each time
 _LONGEST_S = 60.0
 
@@ -234,9 +234,14 @@ class Reconciler:
     def _write_overdue(self, gang: Gang, now: float) -> Awaitable[None] | None:
         """Write a status that has been kept for long enough, if there is one."""
         since_s = gang.job.unwritten_since_s
-        if since_s is None or now >= since_s + KEPT_S:
-            return self.write_kept(gang)
-        self._later(gang.key, since_s + KEPT_S)
+        if since_s is None:
+            return None
+        due_s = since_s + KEPT_S
+        if now >= due_s:
+            if now >= since_s + LONGEST_KEPT_S or not self._writer.turns.crowded:
+                return self.write_kept(gang)
+            due_s = now + KEPT_S / 2
+        self._later(gang.key, due_s)
         return None
 
     def _end(self, gang: Gang) -> Awaitable[None] | None:
@@ -291,7 +296,9 @@ class Reconciler:
                 status = lifecycle.rests(status, rests_until_s - now)
         if status is not record.status or self._should_count(gang, now, self._count_every_s()):
             self._counted_at[gang.key] = now
-            return self._executor.carry_out(gang, decisions.write(gang, status))
+            written = self._executor.carry_out(gang, decisions.write(gang, status))
+            # No job waits for a report: it takes no place from decisions.
+            return ExternalWork(written) if decisions.reports(gang, status) else written
         return None
 
     def _new_roles(self, gang: Gang) -> tuple[Role, ...] | None:

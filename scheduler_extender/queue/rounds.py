@@ -52,7 +52,7 @@ _VICTIMS = 100
 class Planned:
     """What one cycle has decided: places, what to write about jobs that wait, and promotions.
 
-    `turn` is the account of the quotas with which it began.
+    `turn` is the account of the quotas with which it began, `cpu_s` what it took its thread.
     """
 
     question: Question
@@ -60,6 +60,7 @@ class Planned:
     answer: Answer
     to_tell: dict[Key, Why]
     starving: list[Key]
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +154,16 @@ class Rounds:
         promised: Mapping[Key, int],
     ) -> Planned:
         """Plan, and choose about which jobs to write; in a thread, on a copy."""
+        began_s = time.thread_time()
         question = frozen()
         turn = self._accounts.turn(promised)
         answer = plan_within(question, turn, self._planner.plan)
         shrink_first(question, turn, answer, self._planner.plan)
         to_tell = tell(answer.waiting, answer.explain)
         answer.forget_board()  # to free it takes milliseconds, which the event loop shall not spend
-        return Planned(question, turn, answer, to_tell, self._queue_state.starving(now_s))
+        starving = self._queue_state.starving(now_s)
+        cpu_s = time.thread_time() - began_s
+        return Planned(question, turn, answer, to_tell, starving, cpu_s)
 
     def report(self, planned: Planned) -> None:
         """Promote jobs that starve, write why jobs wait, and hand the cycle to the forecasts."""

@@ -20,7 +20,7 @@ from scheduler_extender.admission.webhook import has_nvidia_runtime_class
 from scheduler_extender.cluster.feed import Feed
 from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
 from scheduler_extender.cluster.state import ClusterState
-from scheduler_extender.cluster.writes import PARALLEL_WRITES
+from scheduler_extender.cluster.writes import CYCLE_WRITES, PARALLEL_WRITES
 from scheduler_extender.config import ExtenderConfig
 from scheduler_extender.heartbeat import Heartbeat
 from scheduler_extender.leader import Fence, LeaseWatch
@@ -57,7 +57,7 @@ WATCHED = (NODES, GPU_NODES, GPU_JOBS, PODS)
 _BIND_THREADS = 32
 #: The writes of the queue, and everything else that blocks: planning, forecasts, repairs, fencing,
 #: quotas and the runtime class, each of which runs once at a time. None waits for another's thread.
-_OTHER_THREADS = PARALLEL_WRITES + 8
+_OTHER_THREADS = PARALLEL_WRITES + CYCLE_WRITES + 8
 _TICK_S = 1.0
 _SWITCH_S = 0.0005
 _RUNTIME_CLASS_EVERY_S = 60.0

@@ -40,6 +40,10 @@ log = logging.getLogger(__name__)
 _ATTEMPTS = 2
 _LEAD_S = 1.5
 _LOOKS = 30  # in that time, whether we lead by now
+#: Bindings under way from which on filter waits for one to end. kube-scheduler asks for the next
+#: Binding as soon as filter has answered, and gives up those that take longer than 2 s.
+MOST_UNDER_WAY = 48
+_FEWER_WITHIN_S = 1.0
 _SETTLE_FIRST_S, _SETTLE_MAX_S = 0.2, 10.0
 _Result = TypeVar("_Result")
 
@@ -171,9 +175,21 @@ class Binder:
         Only a kube-scheduler that leads asks, so a replica that does not lead yet is about to. It
         waits for the end of the takeover within the timeout of the request. False where that takes
         longer: kube-scheduler asks again, and no Binding is sent that would be refused.
+
+        It also waits while many Bindings are under way: one that ends too late for kube-scheduler
+        costs an attempt at all nodes, which delays the others.
         """
         since_s = time.monotonic()
-        return await self._lead_soon(lambda: self._stands_by(since_s))
+        follows = await self._lead_soon(lambda: self._stands_by(since_s))
+        until_s = since_s + _FEWER_WITHIN_S
+        while (
+            follows
+            and len(self._under_way) >= MOST_UNDER_WAY
+            and (left_s := until_s - time.monotonic()) > 0
+        ):
+            tasks = [each.task for each in self._under_way.values()]
+            await asyncio.wait(tasks, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        return follows
 
     async def _lead_soon(self, enough: Callable[[], bool] = lambda: False) -> bool:
         """Wait a moment for the lead: kube-scheduler has its Lease before we fenced off the others.

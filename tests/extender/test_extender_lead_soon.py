@@ -132,3 +132,51 @@ def test_a_takeover_that_ends_in_time_delays_the_answer_and_refuses_nothing() ->
         return await asked
 
     assert asyncio.run(scenario())
+
+
+async def under_way(replica: Replica, count: int) -> tuple[asyncio.Event, list[asyncio.Task[str]]]:
+    """Let so many Bindings be under way that end with an event, the first at once with it."""
+    ended = asyncio.Event()
+
+    async def one() -> str:
+        await ended.wait()
+        return ""
+
+    known = replica.binder._under_way
+    for index in range(count):
+        task = asyncio.create_task(one())
+        known[f"uid-{index}"] = binding._UnderWay("n0", task)
+        task.add_done_callback(lambda _, uid=f"uid-{index}": known.pop(uid))
+    await asyncio.sleep(0)
+    return ended, [each.task for each in known.values()]
+
+
+def test_filter_waits_for_the_end_of_a_binding_where_many_are_under_way() -> None:
+    async def scenario() -> None:
+        replica = Replica(leads=True)
+        ended, tasks = await under_way(replica, binding.MOST_UNDER_WAY)
+        asked = asyncio.create_task(replica.binder.may_follow())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not asked.done()
+        ended.set()
+        assert await asked
+        await asyncio.gather(*tasks)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("count", [binding.MOST_UNDER_WAY - 1, binding.MOST_UNDER_WAY])
+def test_filter_answers_though_no_binding_ends(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer delay nothing; with more, as when the API server is away, the wait has an end."""
+    monkeypatch.setattr(binding, "_FEWER_WITHIN_S", 0.03)
+
+    async def scenario() -> None:
+        replica = Replica(leads=True)
+        ended, tasks = await under_way(replica, count)
+        assert await replica.binder.may_follow()
+        assert replica.binder.under_way == count
+        ended.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(scenario())

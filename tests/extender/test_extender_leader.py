@@ -9,7 +9,7 @@ import pytest
 from extender_builders import NOW
 
 from scheduler_extender.cluster.jobs import rfc3339
-from scheduler_extender.cluster.writes import Writer
+from scheduler_extender.cluster.writes import PARALLEL_WRITES, Writer
 from scheduler_extender.leader import LeaseWatch
 from tandem.kube.errors import Conflict, KubeError, unreachable
 from tandem.kube.memory import MemoryCluster
@@ -187,13 +187,13 @@ def test_leadership_is_asked_for_right_before_each_write_and_not_when_it_was_dec
         one = writer(lambda: leads)
         blocked = asyncio.Event()
         # All turns are taken; the call waits for its own, and the lead is lost meanwhile.
-        turns = [one._turns.acquire() for _ in range(one._turns._value)]
+        turns = [one.turns.acquire() for _ in range(PARALLEL_WRITES)]
         await asyncio.gather(*turns)
         late = asyncio.create_task(one.call(call))
         await asyncio.sleep(0)
         leads = False
         blocked.set()
-        one._turns.release()
+        one.turns.release()
         with pytest.raises(KubeError):
             await late
 

@@ -2,12 +2,16 @@
 jobs."""
 
 import numpy as np
+import pytest
 from learning_builders import NOW
 
 from scheduler_extender.cluster.beliefs import Beliefs
 from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
+from scheduler_extender.learning.config import LearningConfig
+from scheduler_extender.learning.learned_state import believing
+from tandem.policy.catalog import Profile, load_profile
 from tandem.policy.cluster import GpuArrays, add_worker
-from tandem.policy.constraints.interference import Apart
+from tandem.policy.constraints.interference import Apart, Interference
 from tandem.policy.job import Job
 
 
@@ -16,9 +20,13 @@ def job(kind: str, namespace: str = "ml", name: str = "j") -> Job:
 
 
 def allowed(
-    pairs: PairSlowdowns, newcomer: Job, there: Job, beliefs: Beliefs | None = None
+    pairs: PairSlowdowns,
+    newcomer: Job,
+    there: Job,
+    beliefs: Beliefs | None = None,
+    by: Apart | Interference | None = None,
 ) -> bool:
-    """Whether `newcomer` may go next to `there`."""
+    """Whether `newcomer` may go next to `there`, `by` a constraint."""
     beliefs = beliefs or Beliefs(pairs)
     for each in (newcomer, there):
         beliefs.of(each)
@@ -26,7 +34,8 @@ def allowed(
     empty = GpuArrays.empty(np.zeros(1, dtype=np.int64), np.array([80.0]))
     columns = {field: getattr(empty, field).copy() for field in GpuArrays.__dataclass_fields__}
     add_worker(columns, beliefs.of(there), np.array([0]), 0)
-    return bool(Apart()(beliefs.of(newcomer), GpuArrays(**columns))[0])  # type: ignore[arg-type]
+    rule = by or Apart()
+    return bool(rule(beliefs.of(newcomer), GpuArrays(**columns))[0])  # type: ignore[arg-type]
 
 
 def test_a_pair_that_was_parted_is_refused_whoever_comes_first() -> None:
@@ -147,3 +156,36 @@ def test_jobs_of_no_known_kind_teach_nothing() -> None:
     pairs = PairSlowdowns()
     pairs.enter("", "bert", "ml", 0.9, NOW, measured=True)
     assert len(pairs) == 0
+
+
+def rules(profile: Profile, mode: str = "act") -> list[str]:
+    """Return the constraints that a live placement has in addition to the profile's."""
+    settings = LearningConfig.model_validate({"mode": mode})
+    live = believing(profile, settings).constraints
+    return [rule.kind for rule in live[len(profile.constraints) :]]
+
+
+def test_a_finite_bound_on_interference_keeps_parted_pairs_apart_by_itself() -> None:
+    pairs = PairSlowdowns()
+    pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=True)
+    bound = Interference(max_interference=1e6)
+    assert not allowed(pairs, job("bert"), job("resnet"), by=bound)
+    assert not allowed(pairs, job("resnet"), job("bert"), by=bound)
+    assert rules(load_profile("tandem")) == []
+    assert rules(load_profile("tandem-guarded")) == ["interference"]
+
+
+def test_a_profile_without_a_bound_keeps_parted_pairs_apart_by_a_constraint() -> None:
+    profile = load_profile("tandem")
+    unbounded = [rule for rule in profile.constraints if rule.kind != "interference"]
+    without = profile.model_copy(update={"constraints": tuple(unbounded)})
+    assert rules(without) == ["apart"]
+    assert rules(without, mode="off") == []
+    infinite = (*unbounded, Interference(max_interference=float("inf")))
+    assert rules(profile.model_copy(update={"constraints": infinite})) == ["apart"]
+
+
+@pytest.mark.parametrize("name", ["tandem", "tandem-guarded"])
+def test_the_profile_of_a_cluster_has_a_compiled_cycle(name: str) -> None:
+    live = believing(load_profile(name), LearningConfig())
+    assert all(rule.compiled() is not None for rule in live.constraints)

@@ -277,6 +277,18 @@ def test_constraints_without_a_compiled_form_are_left_to_python(name: str) -> No
     assert (compiled_cycle(board, pipeline) is not None) == has_form
 
 
+@boards
+@settings(max_examples=25, deadline=None)
+def test_of_two_bounds_on_interference_the_lower_one_is_compiled(
+    seed: int, slots: int, pods_of: int, dispatch: Share
+) -> None:
+    board, pipeline = random_board(seed, slots=slots, pods_of=pods_of)
+    lower = Interference(max_interference=0.3)
+    for constraints in ((*pipeline.constraints, lower), (lower, *pipeline.constraints)):
+        both = replace(pipeline, constraints=constraints)
+        assert_same_cycles(seed, dispatch, copied(board), both)
+
+
 @given(seed=st.integers(0, 1_000_000), jobs=st.integers(1, 60), free=st.integers(0, 40))
 @settings(max_examples=100, deadline=None)
 def test_the_compiled_front_of_an_order_is_the_front_in_python(

@@ -24,11 +24,13 @@ def invariants(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         made(self, **options)
         states.append(self)
 
-    async def write_status(self: Writer, gang: Gang, status: GPUJobStatus) -> None:
+    async def write_status(
+        self: Writer, gang: Gang, status: GPUJobStatus, *, report: bool = False
+    ) -> None:
         before = gang.record.status.phase if gang.record is not None else status.phase
         if not is_transition(before, status.phase):
             wrong.append(f"{gang.key}: {before} -> {status.phase} ({status.reason})")
-        await write(self, gang, status)
+        await write(self, gang, status, report=report)
 
     monkeypatch.setattr(ClusterState, "__init__", make)
     monkeypatch.setattr(Writer, "write_status", write_status)

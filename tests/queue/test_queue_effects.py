@@ -32,6 +32,9 @@ class Picture:
     def apply(self, kind: str, record: Any) -> None:
         raise AssertionError(f"{kind} {record} taken in")
 
+    def held(self, kind: str, raw: Any) -> None:
+        return None
+
 
 def carry_out(api: MemoryCluster, some: Gang, *effects: Effect) -> list[tuple[Any, ...]]:
     """Return the events that were written."""

@@ -32,7 +32,7 @@ class Recorded:
         self.events: list[tuple[float, str, str]] = []  # time, namespace, note
         self.statuses: list[tuple[float, str]] = []
 
-    async def write_status(self, gang: Gang, status: Any) -> None:
+    async def write_status(self, gang: Gang, status: Any, *, report: bool = False) -> None:
         assert gang.record is not None
         if status != gang.record.status:
             self.statuses.append((self.now, gang.key[1]))

@@ -85,6 +85,9 @@ class Picture:
     def apply(self, kind: str, record: object) -> None:
         self.last = kind, record
 
+    def held(self, kind: str, raw: Any) -> None:
+        return None
+
 
 class Gate:
     """A planned gang of one pod on the API server, and the gates."""
@@ -557,6 +560,9 @@ class Going:
         )
         executor = Executor(writer, lambda: self.now)
         self.preempter = Preempter(writer, executor, QueueConfig(), lambda: self.now)
+
+    def held(self, kind: str, raw: Any) -> None:
+        return None
 
     def apply(self, kind: str, record: Any) -> None:
         """Take in what was written, as the live state does."""

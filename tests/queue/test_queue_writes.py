@@ -45,6 +45,9 @@ class Picture:
     def apply(self, kind: str, record: Record) -> None:
         self.taken.append((kind, record))
 
+    def held(self, kind: str, raw: Any) -> Record | None:
+        return None
+
 
 class Bench:
     def __init__(self) -> None:

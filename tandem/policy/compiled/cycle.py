@@ -279,16 +279,18 @@ class CompiledCycle:
 def _bounds_of(pipeline: Pipeline) -> dict[str, float] | None:
     """Return the fields that constraints and scorers set; None where one has no compiled form.
 
-    Weights of scorers are shares of their sum.
+    Of two upper bounds on the same, the lower one holds. Weights of scorers are shares of their
+    sum.
     """
     found: dict[str, float] = {}
     total = sum(scorer.weight for scorer in pipeline.scorers)
     policies: list[Constraint | Scorer] = [*pipeline.constraints, *pipeline.scorers]
     for policy in policies:
         fields = policy.compiled()
-        if fields is None or found.keys() & fields.keys():
+        if fields is None or (found.keys() & fields.keys()) - _UNBOUNDED.keys():
             return None
-        found |= fields
+        lower = {key: min(found[key], fields[key]) for key in found.keys() & fields.keys()}
+        found |= {**fields, **lower}
     for weight in ("horus_weight", "in_use_weight"):
         if weight in found:
             found[weight] /= total
