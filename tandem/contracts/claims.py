@@ -137,7 +137,7 @@ def written(
 ) -> Object:
     """Return `status.allocation`; `capacity` is what each device gives, by its name.
 
-    kube-scheduler would write the time itself, and the API server lets nobody change an allocation.
+    kube-scheduler would write the time itself, and the API server refuses changes of an allocation.
     """
     results = [
         {

@@ -1,6 +1,7 @@
 """Plans allocate claims before gates open, take them back, and bind nothing that differs."""
 
 import asyncio
+import json
 import threading
 
 import pytest
@@ -59,6 +60,11 @@ class Claimed(Tenant):
     def hold(self, name, hold=True):
         self.api.patch(GPU_JOBS, f"pod-{name}", {"spec": {"hold": hold}}, "default")
 
+    def asked(self, name, *nodes):
+        """Return what filter answers to a request as kube-scheduler sends it."""
+        body = json.dumps({"Pod": self.pod(name), "NodeNames": list(nodes)}).encode()
+        return self.verbs.filter(self.verbs.read(body)).decode()
+
     def plan_of(self, name):
         (place,) = self.status(name)["plan"]["pods"]
         return place
@@ -84,6 +90,7 @@ def test_the_claim_is_allocated_as_planned_before_the_gate_opens_and_binds() -> 
         # Of a job of which nothing is known the whole GPU.
         assert result["consumedCapacity"] == {"shares": "2", "memory": str(80 << 30)}
         assert not cluster.gated("p")
+        assert '"NodeNames":["n0"]' in cluster.asked("p", "n0")
         assert await cluster.bind("p") == ""
         assert cluster.pod("p")["metadata"]["annotations"][names.VISIBLE_DEVICES] in place["gpus"]
 
@@ -114,8 +121,7 @@ def test_a_pod_without_a_claim_goes_to_no_node_that_gives_gpus_by_claims() -> No
             cluster.add_node("n1", gpus=1)
             await cluster.pass_s(1)
             assert cluster.plan_of("p")["node"] == "n1"
-            asked = {"Pod": cluster.pod("p"), "NodeNames": ["n0", "n1"]}
-            answer = cluster.verbs.filter(asked).decode()
+            answer = cluster.asked("p", "n0", "n1")
             assert '"NodeNames":["n1"]' in answer
             assert "by claims, and the pod has none" in answer
             assert "by claims" in await cluster.bind("p", "n0")
