@@ -74,6 +74,10 @@ class GpuClaims:
         """Return the claim that a pod names, None where there is none."""
         return self._by_key.get((pod.namespace, pod.gpu_claim))
 
+    def allocated(self) -> Iterator[str]:
+        """Yield the uids of the pods whose claims are allocated."""
+        return (each.owner for each in self._by_key.values() if each.owner and each.allocation)
+
     def strangers(self) -> Iterator[Allocation]:
         """Yield what claims that Tandem did not make have of our GPUs."""
         for key in self._strangers:

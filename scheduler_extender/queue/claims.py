@@ -17,6 +17,7 @@ from scheduler_extender.cluster.gpu_claims import ClaimRecord, GpuClaims, parse_
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.ledger import Claim, Hold
 from scheduler_extender.cluster.pods import PodInfo
+from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.writes import Object, Writer
 from scheduler_extender.queue import lifecycle
@@ -57,6 +58,9 @@ class ClaimAllocator:
         self._known = known
         self._clock = clock
         self._writing: set[str] = set()  # uids of pods
+        #: Pods on no node whose claims were allocated before this term: written anew, so that no
+        #: write of an earlier leader can take effect any more.
+        self._inherited: set[str] = set()
         #: Pods whose claim is another's or refused by the API server: version of the pod, and plan.
         self._refused: dict[str, tuple[str, str]] = {}
 
@@ -83,9 +87,21 @@ class ClaimAllocator:
         wanted = claims.planned(pod.uid, chosen.node, chosen.gpus, by_claims=by_claims)
         if record is None or not _is_of(record, pod) or record.deleting:
             return NOT_HERE
-        if record.allocation != wanted or pod.uid in self._writing:
+        if record.allocation != wanted or pod.uid in self._writing | self._inherited:
             return NOT_HERE
         return ""
+
+    def begin_term(self) -> set[Key]:
+        """Take over from another leader, or from ourselves before a restart.
+
+        Return the gangs whose claims are to be written anew.
+        """
+        if self._known is None:
+            return set()
+        found = map(self._state.pod, self._known.allocated())
+        pods = [pod for pod in found if pod is not None and not pod.pod.node_name]
+        self._inherited = {pod.uid for pod in pods}
+        return {pod.gpujob for pod in pods}
 
     # --- claims of others ---------------------------------------------------------------------
 
@@ -143,7 +159,8 @@ class ClaimAllocator:
                 continue
             by_claims = place.node in self._state.nodes.by_claims
             wanted = claims.planned(pod.uid, place.node, place.gpus, by_claims=by_claims)
-            if record is None or not _is_of(record, pod) or record.allocation != wanted:
+            right = record is not None and _is_of(record, pod) and record.allocation == wanted
+            if not right or pod.uid in self._inherited:
                 held = self._state.ledger.held(pod.uid)
                 if held is not None and held[0] is Hold.PLANNED:
                     yield pod, wanted, held[1]
@@ -160,6 +177,8 @@ class ClaimAllocator:
         """Make one claim what it is to be, from whatever it is now."""
         assert self._known is not None
         pod, wanted, plan = due
+        if self._state.ledger.claim(pod.uid, Hold.RESERVED) is not None:
+            return  # a Binding has begun since
         self._writing.add(pod.uid)
         try:
             record = self._known.of(pod)
@@ -173,8 +192,10 @@ class ClaimAllocator:
                 )
                 await self._refuse(pod, made_at, note)
                 return
-            if record.allocation is not None and record.allocation != wanted:
+            old = record.allocation
+            if old is not None and (old != wanted or pod.uid in self._inherited):
                 record = await self._clear(record)
+            self._inherited.discard(pod.uid)
             if record.allocation is None and wanted is not None and plan is not None:
                 await self._allocate(record, wanted, plan)
         except (Conflict, AlreadyExists, NotFound):
@@ -249,6 +270,7 @@ class ClaimAllocator:
     def forget(self, pod: PodInfo) -> None:
         """Forget a pod that is gone."""
         self._refused.pop(pod.uid, None)
+        self._inherited.discard(pod.uid)
 
     def _capacity(self, plan: Claim) -> dict[str, dict[str, str]]:
         """Return what the claim takes of each device, by its name: what the queue counts with."""

@@ -364,6 +364,8 @@ class Controller:
         self.history.read_again()
         self.past.read_again()
         self.queue_state.begin_term(self._written)
+        for key in self.claims.begin_term():
+            self.work.add(key)
         self.gates.withdrawn = self.accounts.exceeding_plans()
         self._leads_in = term
         self.work.go()

@@ -268,17 +268,26 @@ def test_an_allocation_without_a_plan_is_taken_back() -> None:
     run(scenario)
 
 
-def test_another_leader_finds_what_was_allocated_and_writes_nothing_again() -> None:
+def test_another_leader_allocates_the_same_anew_so_that_late_writes_lose() -> None:
     cluster = world()
 
     async def scenario() -> None:
         cluster.submit_claimed("p")
         await cluster.pass_s(0)
-        version = cluster.claim()["metadata"]["resourceVersion"]
+        before, allocation = cluster.claim(), cluster.allocation()
         other = Claimed(cluster.api)
         other.now = cluster.now
+        other.loop = cluster.loop
+        assert other.controller.claims.begin_term() == {("default", "pod-p")}
+        assert "not allocated as planned" in await other.bind("p")
         await other.pass_s(1)
-        assert cluster.claim()["metadata"]["resourceVersion"] == version
+        assert cluster.allocation() == allocation
+        late = {
+            "metadata": {"resourceVersion": before["metadata"]["resourceVersion"]},
+            "status": {"allocation": None},
+        }
+        with pytest.raises(Conflict):
+            cluster.api.patch(RESOURCE_CLAIMS, NAME, late, "default", subresource="status")
         assert await other.bind("p") == ""
 
     run(scenario)
