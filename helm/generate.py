@@ -24,6 +24,7 @@ from controlplane import binaries
 from scheduler_extender.admission.config import DEFAULT_HOST_PATHS
 from scheduler_extender.cluster import kinds
 from tandem.contracts import names
+from tandem.contracts.claims import ENTRY
 from tandem.errors import TandemError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -101,6 +102,13 @@ def policies() -> str:
     source = source.replace(
         "'refuse' != 'refuse'",
         f"""'{{{{ dig "admission" "resource_claims" "refuse" {given} }}}}' != 'refuse'""",
+    )
+    claims = "object.spec.?resourceClaims.orValue([])"
+    source = source.replace(
+        f"{claims}.size() == 0",
+        f"""{claims}{{{{ if eq (include "tandem.gpuClaims" .) "true" }}}}.all(c,"""
+        f""" c.name == '{ENTRY}' && c.?resourceClaimName.orValue('').startsWith('{ENTRY}-'))"""
+        """{{ else }}.size() == 0{{ end }}""",
     )
     paths = " ".join(f'"{path}"' for path in DEFAULT_HOST_PATHS)
     source = source.replace(

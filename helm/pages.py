@@ -34,6 +34,7 @@ _UNLESS = {
     "": "",
     "certManager": "; not with cert-manager",
     "attach": "; not with a scheduler of yours",
+    "noClaims": "; only with `admission.gpu_claims`",
 }
 _TOGETHER = {
     "indexed-job": "with `completionMode: Indexed` all, else each alone",

@@ -56,9 +56,9 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--hand-over",
-        choices=["environment", "dra", "label"],
-        help="how GPUs reach containers; dra: by the node's DRA driver alone; label: as the Node's"
-        f" label {names.HAND_OVER_LABEL} says",
+        choices=["environment", "dra", "dra-queue", "label"],
+        help="how GPUs reach containers; dra: by the node's DRA driver, past the queue; dra-queue:"
+        f" by it, as the queue says; label: as the Node's label {names.HAND_OVER_LABEL} says",
     )
     p.add_argument("--listen", default="127.0.0.1:9405", help="for /healthz and /metrics")
     p.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])

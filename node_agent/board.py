@@ -17,6 +17,7 @@ from node_agent.pods import PodDirectory, PodInfo
 from node_agent.progress import Pace
 from node_agent.tenant import WINDOW_S, Tenant
 from node_agent.windows import Ewma
+from tandem.contracts.claims import device_name
 from tandem.contracts.resources import GPU, Health, MemorySource, PodUse, Slice
 
 #: Returns the pod UID of a PID, None where it is of no pod.
@@ -39,6 +40,7 @@ _WHOLE = {
 }
 #: Why none of our jobs is placed on a GPU that takes new work.
 HANDED_OVER = "DRA hands it over, and not the queue"
+UNNAMED = "its UUID is no name of a device, so that DRA cannot hand it over"
 
 
 class Board:
@@ -345,7 +347,7 @@ class Board:
         computing = any(process.kind != "graphics" for process in self._foreign or ())
         why = self.quarantine.reason(now_s)
         owners = sum(use.uid in self._pids for use in others) + (computing or unlisted > 0)
-        by_dra = self._settings.hand_over == "dra"
+        by_dra, by_queue = (self._settings.hand_over == way for way in ("dra", "dra-queue"))
         shares, shares_reason = offered_shares(
             self._settings.shares,
             why,
@@ -358,6 +360,8 @@ class Board:
             is_slice=self.slice is not None,
             divided=self.gpu is not None and self.gpu.slice is not None and self.gpu.slice.divided,
         )
+        if by_queue and device_name(self.uuid) is None:
+            shares, shares_reason = 0, UNNAMED
         utilisation = self._utilisation.value
         return GPU(
             uuid=self.uuid,
@@ -383,7 +387,7 @@ class Board:
             health_reason=why,
             shares=0 if by_dra else shares,
             shares_reason=shares_reason or (HANDED_OVER if by_dra else ""),
-            dra_shares=shares if by_dra else None,
+            dra_shares=shares if by_dra or by_queue else None,
             memory_guarded=self._settings.guard.mode == "evict",
             pods=uses,
         )

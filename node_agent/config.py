@@ -77,8 +77,9 @@ class AgentSettings(Section):
     least time between two reports when figures change (`publish.Rhythm`).
     `canary` is the folder in which a container without GPUs has left what it saw.
     `hand_over` says how GPUs reach containers: by a variable in their environment, or by the DRA
-    driver of the node (`node_agent.dra`), which then hands over all of them. `label`: as the Node's
-    label `tandem.gpu/hand-over` says when the agent starts, `environment` without one.
+    driver of the node (`node_agent.dra`), which then hands over all of them: `dra` to claims that
+    kube-scheduler allocates, `dra-queue` to jobs of Tandem's queue. `label`: as the Node's label
+    `tandem.gpu/hand-over` says when the agent starts, `environment` without one.
     """
 
     node: Annotated[str, Field(min_length=1)]
@@ -88,7 +89,7 @@ class AgentSettings(Section):
     shares: Annotated[int, Field(ge=1, le=64)] = 2
     proc: Path = Path("/proc")
     canary: Path | None = None
-    hand_over: Literal["environment", "dra", "label"] = "environment"
+    hand_over: Literal["environment", "dra", "dra-queue", "label"] = "environment"
     report_interval_s: Seconds = 10.0
     health: HealthSettings = HealthSettings()
     guard: GuardSettings = GuardSettings()

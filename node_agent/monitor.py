@@ -295,7 +295,7 @@ class Monitor:
             health_reason=board.quarantine.reason(now_s),
             shares=0,
             shares_reason="quarantined",
-            dra_shares=0 if self.settings.hand_over == "dra" else None,
+            dra_shares=0 if self.settings.hand_over in ("dra", "dra-queue") else None,
         )
 
     def _lose(self, board: Board, now_s: float, error: GpuLostError) -> None:

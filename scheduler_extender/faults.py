@@ -27,6 +27,13 @@ POINTS = (
     "service-before", "service-after",
 )  # fmt: skip
 
+#: Reached where claims are allocated (`admission.gpu_claims`).
+CLAIM_POINTS = (
+    "claim-create-before", "claim-create-after",
+    "claim-allocate-before", "claim-allocate-after",
+    "claim-clear-before", "claim-clear-after",
+)  # fmt: skip
+
 _setting = os.environ.get(VARIABLE, "")
 _file = Path(_setting[1:]) if _setting.startswith("@") else None
 _reached: dict[str, int] = {}  # wanted fault -> how often its point was reached

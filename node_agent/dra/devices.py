@@ -7,12 +7,12 @@ which nothing is known.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from node_agent.dra import DRIVER
+from tandem.contracts.claims import QUEUE_TAINT, device_name
 from tandem.contracts.resources import GPU, GPUNodeStatus, Health
 
 Object = dict[str, Any]
@@ -21,7 +21,6 @@ Object = dict[str, Any]
 QUARANTINED = f"{DRIVER}/quarantined"
 #: The API server's bound where a device has a taint; a report has no more GPUs.
 MOST_DEVICES = 64
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _MIB = 1 << 20
 _LONGEST_TEXT = 64
 _VERSION_PARTS = 3
@@ -35,15 +34,6 @@ class Place:
 
     pci: str
     numa_node: int | None = None
-
-
-def device_name(uuid: str) -> str | None:
-    """Return the name of a GPU's device, None where its UUID makes none that Kubernetes allows.
-
-    It follows from the UUID alone, so that it outlives restarts and changes of order.
-    """
-    name = uuid.lower()
-    return name if _NAME.fullmatch(name) else None
 
 
 def inventory(status: GPUNodeStatus) -> dict[str, str]:
@@ -101,8 +91,11 @@ def _device(name: str, gpu: GPU, place: Place | None, driver_version: str) -> Ob
     }
     if mib := gpu.memory_bytes // _MIB:
         device["capacity"]["memory"] = _capacity(mib, "Mi")
-    if gpu.health is Health.QUARANTINED:
-        device["taints"] = [{"key": QUARANTINED, "effect": "NoSchedule"}]
+    keys = [QUARANTINED] if gpu.health is Health.QUARANTINED else []
+    if gpu.shares:
+        keys.append(QUEUE_TAINT)  # the queue gives it, and no claim of others is to get it
+    if keys:
+        device["taints"] = [{"key": key, "effect": "NoSchedule"} for key in keys]
     return device
 
 

@@ -8,11 +8,11 @@ from tandem.kube.api import ClusterApi
 from tandem.kube.errors import KubeError
 from tandem.kube.resource import NODES
 
-WAYS = ("environment", "dra")
+WAYS = ("environment", "dra", "dra-queue")
 
 
 def labelled(api: ClusterApi, node: str) -> str:
-    """Return `environment` or `dra`; a Node without the label has `environment`.
+    """Return what the label says; a Node without it has `environment`.
 
     Raises:
         TandemError: the Node cannot be read, or says something else. By a guess, its GPUs could be
@@ -26,6 +26,6 @@ def labelled(api: ClusterApi, node: str) -> str:
     if way not in WAYS:
         raise TandemError(
             f"Node {node} has the label {names.HAND_OVER_LABEL}={way}.",
-            f"Write {' or '.join(WAYS)}.",
+            f"Write {', '.join(WAYS[:-1])} or {WAYS[-1]}.",
         )
     return way

@@ -57,6 +57,8 @@ class AdmissionConfig(Section):
     end after its deletion; meanwhile no other job gets its GPUs. `host_paths`: what pods with GPUs
     may mount of their node: `/data` is that path alone, `/data/*` also what lies below it.
     `resource_claims`: whether they may name ResourceClaims, which Tandem cannot look into.
+    `gpu_claims`: whether each pod gets a ResourceClaim for its GPUs, which its plan allocates.
+    Nodes that hand GPUs over by claims take no other pods.
     `memory_limits`: whether jobs that may share a GPU get the limit of their memory.
     `topology_levels`: the labels of nodes that say where they are, widest first; jobs may require
     or prefer to run in one domain of a level, and what gathers gangs goes by them.
@@ -69,6 +71,7 @@ class AdmissionConfig(Section):
     max_termination_grace_s: Annotated[int, Field(ge=1, le=604_800)] = names.MAX_GRACE_S
     host_paths: tuple[HostPathPattern, ...] = DEFAULT_HOST_PATHS
     resource_claims: Literal["refuse", "allow"] = "refuse"
+    gpu_claims: bool = False
     memory_limits: bool = True
     topology_levels: Annotated[
         tuple[LabelKey, ...], Field(max_length=16), AfterValidator(_once_each)

@@ -13,6 +13,7 @@ from scheduler_extender.admission.podshape import Placed, PodShape, PodSpec
 from scheduler_extender.admission.request import Request, gets_gpus, is_ours
 from tandem.contracts import names
 from tandem.contracts.annotations import FieldError
+from tandem.contracts.claims import ENTRY, claim_name, entry, is_entry
 
 Operation = dict[str, Any]
 
@@ -34,11 +35,17 @@ class Verdict:
 
 
 def admit_pod(
-    pod: PodShape, config: AdmissionConfig, *, adopt: bool = False, has_runtime_class: bool = False
+    pod: PodShape,
+    config: AdmissionConfig,
+    *,
+    adopt: bool = False,
+    has_runtime_class: bool = False,
+    review: str = "",
 ) -> Verdict:
     """Check a pod at its creation and say what is to be changed in it.
 
-    `adopt`: the namespace is adopted; `has_runtime_class`: the cluster has the class `nvidia`. A
+    `adopt`: the namespace is adopted; `has_runtime_class`: the cluster has the class `nvidia`;
+    `review` is the uid of the request, of which the name of the pod's claim is made. A
     pod that is not for us is let through as it is. Admitting what came out of an admission
     changes nothing more, since the API server may ask twice.
     """
@@ -68,6 +75,8 @@ def admit_pod(
         patch.append(_add("/spec/runtimeClassName", NVIDIA_RUNTIME_CLASS))
     patch += _priority(spec, config.priority_class, verdict.warnings)
     patch += _environments(pod, request, config.agent_port, memory_limits=config.memory_limits)
+    if config.gpu_claims and review:
+        patch += _claim(pod, request, review)
     verdict.warnings += memory_warnings(pod, request, limited=config.memory_limits)
     return verdict
 
@@ -88,6 +97,18 @@ def _resources(pod: PodShape, request: Request) -> Iterator[Operation]:
         yield _add(f"{at}/limits", {names.RESOURCE: amount})
     for section in sorted(resources.model_fields_set & {"limits", "requests"}):
         yield _add(f"{at}/{section}/{_escape(names.RESOURCE)}", amount)
+
+
+def _claim(pod: PodShape, request: Request, review: str) -> Iterator[Operation]:
+    """Name a claim in the pod, and in the container with the GPUs; its plan makes it."""
+    if not any(map(is_entry, pod.spec.resource_claims)):
+        named = entry(claim_name(review))
+        yield _append("/spec/resourceClaims", pod.spec.resource_claims, named)
+    present = pod.spec.containers[request.container].resources.claims
+    if not any(each.get("name") == ENTRY for each in present):
+        # The container has resources by now: ours is among them.
+        at = f"/spec/containers/{request.container}/resources/claims"
+        yield _append(at, present, {"name": ENTRY})
 
 
 def _annotations(pod: PodShape, request: Request, warnings: list[str]) -> Iterator[Operation]:

@@ -101,6 +101,7 @@ class Resources(_Shape):
 
     limits: Quantities = Field(default_factory=dict)
     requests: Quantities = Field(default_factory=dict)
+    claims: Few[dict[str, Any]] = Field(default_factory=list)
 
     def of(self, resource: str) -> dict[str, str]:
         """Return the amounts of one resource by section, limits first; none where all are 0."""

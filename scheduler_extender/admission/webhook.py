@@ -239,7 +239,9 @@ def judge(
         pod = PodShape.model_validate(body)
     except ValidationError as error:
         return Verdict(errors=shape_errors(error))
-    return admit_pod(pod, config, adopt=adopt, has_runtime_class=has_runtime_class)
+    return admit_pod(
+        pod, config, adopt=adopt, has_runtime_class=has_runtime_class, review=request.uid
+    )
 
 
 def review_response(uid: str, verdict: Verdict) -> dict[str, Any]:

@@ -280,6 +280,9 @@ class NodeBook:
         self._names = LabelIndex()
         self._tainted: dict[tuple[Taint, ...], int] = {}
         self._schedulable = 0
+        #: Nodes that hand their GPUs over by claims.
+        self.by_claims: set[str] = set()
+        self._by_claims = 0
         self._asked: tuple[str, ...] = ()
         self._asked_at = np.zeros(0, dtype=np.int64)
 
@@ -298,6 +301,14 @@ class NodeBook:
             self._masks.clear()
             self._index(slot, before, record)
             self._domains.put(slot, record.labels if record else {})
+
+    def put_by_claims(self, name: str, by_claims: bool) -> None:
+        """Set whether a node hands its GPUs over by claims."""
+        if (name in self.by_claims) is by_claims:
+            return
+        self.by_claims ^= {name}
+        self._by_claims ^= 1 << self._slot(name)
+        self._masks.clear()
 
     def rack(self, name: str) -> int:
         """Return the number of the narrowest domain that a node is in; 0 where it is in none."""
@@ -494,6 +505,8 @@ class NodeBook:
             for taints, nodes in self._tainted.items()
             if all(required.tolerates(taint) for taint in taints)
         )
+        if not required.has_claim:
+            found &= ~self._by_claims
         for each in required.selector:
             found &= self._labels.nodes(each, self._schedulable)
         if required.terms is None:

@@ -114,6 +114,7 @@ def parse_gpu_node(raw: Raw) -> GpuNodeRecord:
         inventory=inventory,
         changed=changed,
         created_s=seconds(metadata.get("creationTimestamp") or "1970-01-01T00:00:00Z"),
+        by_claims=any(gpu.dra_shares is not None and gpu.shares > 0 for gpu in status.gpus),
     )
 
 

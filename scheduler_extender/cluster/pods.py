@@ -10,8 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from scheduler_extender.cluster.selectors import ANYWHERE, NodeRequirements, node_requirements
+from scheduler_extender.cluster.selectors import (
+    ANYWHERE,
+    NodeRequirements,
+    node_requirements,
+    with_claim,
+)
 from tandem.contracts import names
+from tandem.contracts.claims import claim_of
 from tandem.contracts.gangs import with_pod_group
 from tandem.contracts.placement import PlacedWith, parse_placed_with
 from tandem.contracts.quantity import parse_quantity
@@ -85,6 +91,8 @@ class PodInfo:
     addresses: tuple[str, ...] = ()
     #: Of its containers that ended and were not asked to: name, exit code, when, reason.
     ends: tuple[tuple[str, int, str, str], ...] = ()
+    #: The name of the ResourceClaim by which it gets its GPUs, '' where it has none.
+    gpu_claim: str = ""
     fingerprint: str = ""  # of the container that asks for GPUs: image, command and resources
 
     @property
@@ -168,6 +176,12 @@ def pod_info(
     annotations = metadata.get("annotations") or _NOTHING
     stays = kept and spec.get("nodeName") and annotations.get(names.CHECKPOINT) != "true"
     failures, out_of_memory = _failures(status, before)
+    gpu_claim = claim_of(spec)
+    required = ANYWHERE if stays else node_requirements(
+        spec.get("nodeSelector") or {},
+        spec.get("tolerations") or (),
+        spec.get("affinity") or {},
+    )  # fmt: skip
     return PodInfo(
         namespace=metadata.get("namespace", "default"),
         name=metadata.get("name", ""),
@@ -205,13 +219,8 @@ def pod_info(
             ),
             "",
         ),
-        requires=ANYWHERE
-        if stays
-        else node_requirements(
-            spec.get("nodeSelector") or {},
-            spec.get("tolerations") or (),
-            spec.get("affinity") or {},
-        ),
+        gpu_claim=gpu_claim,
+        requires=with_claim(required) if gpu_claim else required,
     )
 
 

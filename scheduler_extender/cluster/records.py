@@ -93,7 +93,8 @@ class GpuNodeRecord(Record):
 
     `inventory` says which GPUs the node is known to have, '' before that is noted. `changed` names
     those that are not as they are known: until an operator agrees nothing new runs on the node.
-    `named` has UUID, number and type of all that the report names.
+    `named` has UUID, number and type of all that the report names. `by_claims`: its GPUs are handed
+    over by ResourceClaims, which give them to no pod without one.
     """
 
     observed_at_s: float
@@ -103,6 +104,7 @@ class GpuNodeRecord(Record):
     inventory: str = ""
     changed: tuple[tuple[str, str], ...] = ()
     created_s: float = 0.0
+    by_claims: bool = False
 
     @property
     def status(self) -> GPUNodeStatus:

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -93,7 +93,8 @@ class NodeRequirements:
     """What a pod requires of its node's labels, name and taints, compiled once per distinct text.
 
     Two are equal where their `key`s are. `terms` is None where the pod has no required affinity.
-    `refused` says why the requirements are not evaluated; such a pod is eligible on no node.
+    `refused` says why the requirements are not evaluated; such a pod is eligible on no node. A pod
+    without a claim (`has_claim`) cannot be given the GPUs of a node that hands them over by claims.
     """
 
     key: str = ""
@@ -102,6 +103,7 @@ class NodeRequirements:
     exists: frozenset[tuple[str, str]] = field(default=frozenset(), compare=False)
     equal: frozenset[Taint] = field(default=frozenset(), compare=False)
     refused: str = field(default="", compare=False)
+    has_claim: bool = field(default=False, compare=False)
 
     def tolerates(self, taint: Taint) -> bool:
         """Say whether one of the tolerations covers a taint; an empty key or effect covers all."""
@@ -138,6 +140,12 @@ def node_requirements(
         return NodeRequirements(key=f"refused: {too_many}", refused=too_many)
     whole = [dict(selector), list(tolerations), None if required is None else terms]
     return _compiled(json.dumps(whole, sort_keys=True))
+
+
+@lru_cache(_COMPILED_KEPT)
+def with_claim(required: NodeRequirements) -> NodeRequirements:
+    """Return the same requirements, of a pod that gets its GPUs by a claim."""
+    return replace(required, key=f"{required.key} by claim", has_claim=True)
 
 
 _PARTS = ("matchExpressions", "matchFields")

@@ -93,6 +93,7 @@ class ClusterState:
         self.beliefs = Beliefs(pairs, placements)
         self._limits_known = 0
         self._closed: frozenset[tuple[str, str]] = frozenset()
+        self._taken: frozenset[tuple[str, str]] = frozenset()
         self._max_jobs_per_gpu = max_jobs_per_gpu
         self._stale_after_s = stale_after_s
         self.table = GpuTable(residents_per_gpu=max_jobs_per_gpu)
@@ -367,6 +368,20 @@ class ClusterState:
             if record is not None:
                 self._follow_gpu_node(record, gone=False)
 
+    def take_gpus(self, gpus: frozenset[tuple[str, str]]) -> bool:
+        """Let these GPUs take no pod at all: claims that the queue did not allocate have them.
+
+        Return whether others take pods again.
+        """
+        freed = not self._taken <= gpus
+        changed = {node for node, _ in gpus ^ self._taken}
+        self._taken = gpus
+        for node in sorted(changed):
+            record = self.gpu_nodes().get(("", node))
+            if record is not None:
+                self._follow_gpu_node(record, gone=False)
+        return freed
+
     # --- Bindings under way -------------------------------------------------------------------
 
     def reserve(self, uid: str, claim: Claim) -> None:
@@ -404,6 +419,7 @@ class ClusterState:
             record.kept.followed()
 
     def _follow_gpu_node(self, record: GpuNodeRecord, *, gone: bool) -> None:
+        self.nodes.put_by_claims(record.name, record.by_claims and not gone)
         if gone:
             self.table.remove_node(record.name)
             return
@@ -412,6 +428,8 @@ class ClusterState:
         full |= {gpu for node, gpu in self._closed if node == record.name}
         most = self._max_jobs_per_gpu
         capped = [g.at_most(1 if g.uuid in full else most) for g in record.gpus]
+        if self._taken:
+            capped = [g.at_most(0) if (record.name, g.uuid) in self._taken else g for g in capped]
         self.ledger.sum_rows(self.table.put_node(record.name, capped))
         self.table.put_rack(record.name, self.nodes.rack(record.name))
         self.table.observe(record.name, record.observed_at_s, self.now_s, self._stale_after_s)

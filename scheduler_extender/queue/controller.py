@@ -20,6 +20,7 @@ from itertools import islice
 
 from scheduler_extender.accounting.past import Past
 from scheduler_extender.cluster.gangs import Gang
+from scheduler_extender.cluster.gpu_claims import ClaimRecord, GpuClaims
 from scheduler_extender.cluster.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord, Record
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.turns import Turns
@@ -31,6 +32,7 @@ from scheduler_extender.learning.learned_state import LearnedState, observing
 from scheduler_extender.planning.anti_affinity import AntiAffinity
 from scheduler_extender.predictions import HttpPredictor, Pricing
 from scheduler_extender.queue import lifecycle, waits
+from scheduler_extender.queue.claims import ClaimAllocator
 from scheduler_extender.queue.collector import collector_paused
 from scheduler_extender.queue.effects import Executor
 from scheduler_extender.queue.evictions import Evictions
@@ -81,7 +83,8 @@ class Connection:
 
     `tell` records an event. `clock` returns Unix time. `term` names the term in which we lead, ''
     where we do not; `take_over` fences off the leader of the term before. `namespace` is where the
-    history is kept; None: in memory alone.
+    history is kept; None: in memory alone. `gpu_claims` has the ResourceClaims of the cluster where
+    plans allocate them.
     """
 
     api: ClusterApi
@@ -90,6 +93,7 @@ class Connection:
     term: Callable[[], str] = lambda: "always"
     take_over: Callable[[str], Awaitable[None]] | None = None
     namespace: str | None = None
+    gpu_claims: GpuClaims | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +177,11 @@ class Controller:
         )
         self.terminations = Terminations(own, clock, chosen.max_grace_s)
         self.inventories = Inventories(own, clock)
-        self.gates = Gates(executor, self.gangs, clock)
+        self._gpu_claims = connection.gpu_claims
+        self.claims = ClaimAllocator(writer, state, self._gpu_claims, clock)
+        if self._gpu_claims is not None:
+            self._gpu_claims.changed = self._claim_changed
+        self.gates = Gates(executor, self.gangs, clock, is_given=self.claims.is_given)
         self._reason_writer = ReasonWriter(executor, clock)
         self.accounts = Accounts(
             chosen.queue,
@@ -261,6 +269,8 @@ class Controller:
             case GpuJobRecord():
                 self.past.take(self.gangs.by_key[record.key])
             case GpuNodeRecord():
+                if self._gpu_claims is not None and record.by_claims:
+                    self.claims.close_taken()
                 self.evictions.node_changed(record)
                 self.inventories.node_changed(record)
                 self.learning.node_changed(record)
@@ -275,6 +285,7 @@ class Controller:
                 if not record.ours and not gangs:
                     return
                 self.terminations.pod_gone(record)
+                self.claims.forget(record.pod)
                 self.past.pod_gone(record.pod)
             case GpuJobRecord():
                 if not self.gangs.of_maker(record.spec.suspends, record.key):
@@ -284,6 +295,19 @@ class Controller:
                 self.inventories.node_gone(record.name)
                 self.learning.node_gone(record)
         self._changed.set()
+
+    def _claim_changed(self, record: ClaimRecord, gone: bool) -> None:
+        """Take in that a claim is another than before, or gone."""
+        pod = self._state.pod(record.owner) if record.owner else None
+        if pod is not None and pod.ours and not pod.pod.node_name:
+            self.work.add(pod.gpujob)
+            self._changed.set()
+        if (record.gpus is None or gone) and self.claims.close_taken():
+            self.queue_state.competes = True
+            self.rounds.forget_refusals()
+            for key in list(self._pending.starts):
+                self.work.add(key)
+            self._changed.set()
 
     # --- cycles -------------------------------------------------------------------------------
 
@@ -350,6 +374,8 @@ class Controller:
         self.history.read_again()
         self.past.read_again()
         self.queue_state.begin_term(self._written)
+        for key in self.claims.begin_term():
+            self.work.add(key)
         self.gates.withdrawn = self.accounts.exceeding_plans()
         self._leads_in = term
         self.work.go()
@@ -447,7 +473,7 @@ class Controller:
             self.queue_state.drop(key)
             self.history.take(gang.record)
             return self.learning.next_runs.end(gang)
-        work = self.gates.step(gang)
+        work = self.claims.step(gang) or self.gates.step(gang)
         if work is not None:
             return work
         self._note(gang, gang.record)

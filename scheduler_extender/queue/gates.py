@@ -28,6 +28,8 @@ class Gates:
     _gangs: Gangs
     _clock: Callable[[], float]
     withdrawn: Mapping[tuple[Key, str], str] = field(default_factory=dict)
+    #: Whether kube-scheduler would find the pod's claim allocated as planned, where it has one.
+    is_given: Callable[[PodInfo], bool] = lambda _: True
 
     def refusal(self, pod: PodInfo) -> str:
         """Return why a pod may not be bound now, or ''.
@@ -73,6 +75,7 @@ class Gates:
                 for pod, node in ((gang.pods[uid], node) for uid, node in waiting)
                 if (pod.gated or pod.annotations.get(names.WAKE) != made_at)
                 and not self._refusal(pod, record, planned)
+                and self.is_given(pod)
                 and self._executor.may_open(pod, made_at)
             )
             if places:

@@ -18,6 +18,7 @@ from uuid import uuid4
 from scheduler_extender.accounting.past import Past
 from scheduler_extender.admission.webhook import has_nvidia_runtime_class
 from scheduler_extender.cluster.feed import Feed
+from scheduler_extender.cluster.gpu_claims import ClaimRecord, GpuClaims, parse_claim
 from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.writes import CYCLE_WRITES, PARALLEL_WRITES
@@ -47,7 +48,7 @@ from tandem.kube.errors import KubeError
 from tandem.kube.events import EventRecorder
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.reflector import EventType, Reflector
-from tandem.kube.resource import GPU_JOBS, GPU_NODES, NODES, PODS
+from tandem.kube.resource import GPU_JOBS, GPU_NODES, NODES, PODS, RESOURCE_CLAIMS
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +141,7 @@ async def running(
         memory_limits=config.admission.memory_limits,
     )
     verbs = Verbs(state, pipeline, lambda pod: controller.gates.refusal(pod))
+    gpu_claims = GpuClaims() if config.admission.gpu_claims else None
     predictor = HttpPredictor(
         config.predictor_url,
         token=predictor_token(config.predictor_url, config.predictor_token_file, api),
@@ -200,6 +202,7 @@ async def running(
             term=(lambda: "always") if config.leader.always else lease.term,
             take_over=None if config.leader.always else take_over,
             namespace=config.namespace,
+            gpu_claims=gpu_claims,
         ),
         settings=Settings(
             queue=config.queue,
@@ -212,18 +215,24 @@ async def running(
         feedback=predictor.tell,
         metrics=QueueMetrics(metrics.registry),
     )
+    binder.mismatch = controller.claims.mismatch
     service = Service(
         config, api, state, feed, verbs, binder, metrics, changes, predictor, node_pods, own_pods,
         controller.past, controller.what_if,
     )  # fmt: skip
     reflectors = _start_feed(feed, api)
     reflectors += own_pods.follow(api, (config.namespace, config.agent_namespace))
+    claims_read = asyncio.Event()
+    if gpu_claims is None:
+        claims_read.set()
+    else:
+        reflectors += _follow_claims(gpu_claims, api, claims_read)
     metrics.watch(state, feed, binder, reflectors, config.shares)
     if not config.leader.always:
         lease.start()
     tasks = [
         asyncio.create_task(_tick(state, metrics, clock)),
-        asyncio.create_task(_act_when_ready(feed, controller)),
+        asyncio.create_task(_act_when_ready(feed, claims_read, controller)),
         asyncio.create_task(_watch_runtime_class(service, api)),
     ]
     if predictor.is_configured:
@@ -292,8 +301,33 @@ async def _tick(state: ClusterState, metrics: Metrics, clock: Callable[[], float
         state.tick(clock())
 
 
-async def _act_when_ready(feed: Feed, controller: Controller) -> None:
+def _follow_claims(
+    claims: GpuClaims, api: KubeClient | MemoryCluster, read: asyncio.Event
+) -> list[Reflector]:
+    """Let the ResourceClaims of the cluster flow; `read` is set when all have come."""
+    loop = asyncio.get_running_loop()
+
+    def take(event: EventType, claim: ClaimRecord) -> None:
+        loop.call_soon_threadsafe(claims.take, event, claim)
+
+    if isinstance(api, MemoryCluster):
+        api.watch(RESOURCE_CLAIMS, lambda event, raw: take(event, parse_claim(raw)))
+        read.set()
+        return []
+
+    def synced() -> None:
+        loop.call_soon_threadsafe(read.set)
+
+    reflector = Reflector(
+        api, RESOURCE_CLAIMS, take, trim=lambda raw, _: parse_claim(raw), on_synced=synced
+    )
+    reflector.start()
+    return [reflector]
+
+
+async def _act_when_ready(feed: Feed, claims_read: asyncio.Event, controller: Controller) -> None:
     await feed.wait_ready()
+    await claims_read.wait()
     log.info("cluster read, the queue controller begins")
     # The planner's thread gives the loop its turn soon: a verb does not wait for it.
     sys.setswitchinterval(_SWITCH_S)

@@ -89,6 +89,8 @@ class Binder:
         *,
         memory_limits: bool = True,
     ) -> None:
+        #: Why the pod's ResourceClaim does not give it the GPUs that were chosen, or ''.
+        self.mismatch: Callable[[PodInfo, Claim], str] = lambda *_: ""
         self._state = state
         self._pipeline = pipeline
         self._api = api
@@ -144,6 +146,8 @@ class Binder:
                     return why
                 claim, why = self.choose(record.pod, node)
                 if claim is None:
+                    return why
+                if why := self.mismatch(record.pod, claim):
                     return why
                 if not self._may_bind():
                     return "this replica does not lead (yet): trying again"

@@ -45,6 +45,7 @@ from tandem.reasons.words import clause, in_common
 
 _NAMED = 4  # GPUs named per sentence; the rest are counted
 NO_AGENT = "no Tandem node agent reports here"
+BY_CLAIMS = "hands its GPUs over by claims, and the pod has none"
 #: Below the planned node's score: a plan is outvoted by the plugins' refusal alone.
 BEST_UNPLANNED = 8
 #: Nodes whose refusal is explained GPU by GPU; an event has room for a few at most.
@@ -320,16 +321,20 @@ class Verbs:
     def _in_domain(self, pod: PodInfo, names: Sequence[str]) -> tuple[Bools, str]:
         """Return (names,), True for nodes in the domain that the pod's gang requires.
 
-        And what is said of the others. Labels may have changed since the gang was planned.
+        And what is said of the others. Labels may have changed since the gang was planned. Nodes
+        that hand GPUs over by claims are in no domain of a pod without one.
         """
+        inside, outside = np.ones(len(names), dtype=np.bool_), ""
         required = self._state.required_domain(pod)
-        if required is None:
-            return np.ones(len(names), dtype=np.bool_), ""
-        level, node = required
-        return (
-            self._state.nodes.in_domain_of(node, level, names),
-            f"is in another {level} than the other pods of the job",
-        )
+        if required is not None:
+            level, node = required
+            inside = self._state.nodes.in_domain_of(node, level, names)
+            outside = f"is in another {level} than the other pods of the job"
+        by_claims = self._state.nodes.by_claims
+        if by_claims and not pod.gpu_claim and not by_claims.isdisjoint(names):
+            inside &= np.array([name not in by_claims for name in names], dtype=np.bool_)
+            outside = f"{outside}, or {BY_CLAIMS}" if outside else BY_CLAIMS
+        return inside, outside
 
     def _version(self, job: Job, uid: str) -> object:
         """Return what `_evaluate` depends on: while it is equal, so is the evaluation."""

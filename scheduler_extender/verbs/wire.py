@@ -58,10 +58,19 @@ class Container(TypedDict, total=False):
     resources: Resources | None
 
 
+class PodResourceClaim(TypedDict, total=False):
+    """corev1.PodResourceClaim."""
+
+    name: str
+    resourceClaimName: str | None
+    resourceClaimTemplateName: str | None
+
+
 class PodSpec(TypedDict, total=False):
     """corev1.PodSpec."""
 
     nodeName: str
+    resourceClaims: list[PodResourceClaim] | None
     containers: list[Container] | None
 
 

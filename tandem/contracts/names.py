@@ -34,8 +34,10 @@ SHADOW_CONFIG_MAP = "tandem-shadow"
 PRIORITY_CLASS = "tandem-training"
 SCHEDULING_GATE = f"{GROUP}/queue"
 ADOPT_LABEL = f"{GROUP}/adopt"
-#: On a Node: how its GPUs reach containers, `environment` or `dra`.
+#: On a Node: how its GPUs reach containers, `environment`, `dra` or `dra-queue`.
 HAND_OVER_LABEL = f"{GROUP}/hand-over"
+#: The DeviceClass of claims that the queue alone allocates: it selects no device for others.
+QUEUE_CLASS = f"queue.{GROUP}"
 GPU_TAINT = f"{GROUP}/gpu"
 
 #: A label that users may set on the pod: for whom it runs. Reports count by it.

@@ -10,6 +10,7 @@ from cli_cluster import AGENTS, NOW_S, SYSTEM, Site, authority, condition, gpu, 
 from typer.testing import CliRunner
 
 from tandem.cli.doctor import command
+from tandem.cli.doctor.claims import DEVICE_CLASSES
 from tandem.cli.doctor.cluster import (
     DAEMON_SETS,
     DEPLOYMENTS,
@@ -31,6 +32,7 @@ from tandem.kube.resource import (
     NAMESPACES,
     NODES,
     PODS,
+    RESOURCE_SLICES,
     RUNTIME_CLASSES,
     SECRETS,
 )
@@ -406,6 +408,30 @@ def test_a_gpu_that_dra_hands_over_is_well() -> None:
     closed = gpu("GPU-9", shares=0, sharesReason="compute mode ExclusiveProcess", draShares=0)
     site.change(GPU_NODES, "gpu-0", {"status": {"gpus": [closed]}})
     assert "GPUs" in {each.check for each in of(examined(site), Outcome.WARNING)}
+
+
+def test_nodes_that_hand_gpus_over_by_claims_need_claims_and_a_driver() -> None:
+    site = Site()
+    queued = gpu("GPU-9", shares=2, draShares=2)
+    site.change(GPU_NODES, "gpu-0", {"status": {"gpus": [queued]}})
+    found = [each for each in of(examined(site), Outcome.FAILED) if each.check == "GPUs"]
+    assert [each.says.partition(",")[0] for each in found] == [
+        "jobs get no ResourceClaims",
+        "no DRA driver of Tandem publishes the GPUs of gpu-0",
+    ]
+    assert "gpu_claims=true" in found[0].do
+    site.api.create(DEVICE_CLASSES, {"metadata": {"name": names.QUEUE_CLASS}})
+    theirs = {"driver": "other", "nodeName": "gpu-0"}
+    site.api.create(RESOURCE_SLICES, {"metadata": {"name": "theirs"}, "spec": theirs})
+    (left,) = (each for each in of(examined(site), Outcome.FAILED) if each.check == "GPUs")
+    assert "driver.yaml" in left.do
+    ours = {"driver": "tandem.gpu", "nodeName": "gpu-0"}
+    site.api.create(RESOURCE_SLICES, {"metadata": {"name": "ours"}, "spec": ours})
+    assert not of(examined(site), Outcome.FAILED)
+    by_hand = gpu("GPU-9", shares=0, sharesReason="DRA hands it over", draShares=2)
+    site.change(GPU_NODES, "gpu-0", {"status": {"gpus": [by_hand]}})
+    site.api.delete(DEVICE_CLASSES, names.QUEUE_CLASS)
+    assert not of(examined(site), Outcome.FAILED)
 
 
 def test_a_scheduler_of_the_users_own_needs_no_lease() -> None:

@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_agent.board import HANDED_OVER
+from node_agent.board import HANDED_OVER, UNNAMED
 from node_agent.dra.devices import (
     QUARANTINED,
     Place,
-    device_name,
     devices,
     inventory,
     semantic_version,
@@ -17,6 +16,7 @@ from node_agent.dra.label import labelled
 from node_agent.dra.places import Places
 from node_agent.dra.slices import SlicePublisher
 from node_agent.stub import StubGpu
+from tandem.contracts.claims import QUEUE_TAINT, device_name
 from tandem.contracts.names import HAND_OVER_LABEL
 from tandem.contracts.resources import GPU, GPUNodeStatus, Health, Slice
 from tandem.errors import TandemError
@@ -47,6 +47,31 @@ def test_a_node_of_dra_offers_the_queue_nothing(node):
     found = agent.gpu()
     assert (found.shares, found.dra_shares, found.shares_reason) == (0, 4, HANDED_OVER)
     assert inventory(agent.report()) == {"gpu-a": "GPU-a", "gpu-b": "GPU-b"}
+
+
+def test_a_node_of_dra_and_queue_offers_its_shares_to_the_queue_and_to_no_other_claim(node):
+    agent = node(hand_over="dra-queue", shares=4)
+    agent.run(2)
+    found = agent.gpu()
+    assert (found.shares, found.dra_shares, found.shares_reason) == (4, 4, "")
+    assert inventory(agent.report()) == {"gpu-a": "GPU-a", "gpu-b": "GPU-b"}
+    for device in devices(agent.report(), {}):
+        assert device["taints"] == [{"key": QUEUE_TAINT, "effect": "NoSchedule"}]
+
+
+def test_a_gpu_without_a_name_for_dra_is_not_offered_to_the_queue(node, driver):
+    driver.state.gpus = [StubGpu("GPU-" + "a" * 60)]
+    driver.apply()
+    agent = node(hand_over="dra-queue")
+    agent.run(2)
+    (found,) = agent.report().gpus
+    assert (found.shares, found.dra_shares, found.shares_reason) == (0, 0, UNNAMED)
+
+
+def test_a_quarantined_gpu_of_the_queue_is_a_device_with_its_own_taint_alone():
+    sick = gpu(shares=0, health=Health.QUARANTINED)
+    (device,) = devices(report(sick), {})
+    assert [taint["key"] for taint in device["taints"]] == [QUARANTINED]
 
 
 def test_a_node_of_the_environment_offers_dra_nothing(node):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from queue_builders import GIB, cycle, load, raw_pod
 
+from scheduler_extender.cluster.gpu_claims import GpuClaims
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.learning.config import LearningConfig
@@ -37,6 +38,7 @@ class Cluster:
         forecasts: bool = False,
         shares: int = 2,
         levels: tuple[str, ...] = (),
+        gpu_claims: GpuClaims | None = None,
     ) -> None:
         self.now = NOW
         self.shares = shares
@@ -61,6 +63,7 @@ class Cluster:
                     (regarding["metadata"]["name"], reason, note)
                 ),
                 clock=lambda: self.now,
+                gpu_claims=gpu_claims,
             ),
             profile=believing(profile or load_profile("tandem"), LearningConfig()),
             learned=self.learned,

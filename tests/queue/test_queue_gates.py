@@ -8,6 +8,7 @@ from queue_builders import raw_pod
 from test_queue_controller import Cluster, run
 from test_queue_preemption import EAGER
 
+from scheduler_extender.cluster.gpu_claims import GpuClaims
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.quotas.config import Quota
 from scheduler_extender.verbs.binding import Binder
@@ -27,9 +28,12 @@ class Tenant(Cluster):
     """Four GPUs, and the verbs as kube-scheduler calls them."""
 
     def __init__(
-        self, settings: QueueConfig | None = None, api: MemoryCluster | None = None
+        self,
+        settings: QueueConfig | None = None,
+        api: MemoryCluster | None = None,
+        gpu_claims: GpuClaims | None = None,
     ) -> None:
-        super().__init__(settings=settings, api=api)
+        super().__init__(settings=settings, api=api, gpu_claims=gpu_claims)
         refusal = self.controller.gates.refusal
         self.verbs = Verbs(self.state, PIPELINE, refusal)
         self.binder = Binder(
@@ -40,6 +44,7 @@ class Tenant(Cluster):
             stamp=lambda: "stamp",
             refusal=refusal,
         )
+        self.binder.mismatch = self.controller.claims.mismatch
 
     def submit(self, name: str, **spec: object) -> None:
         self.api.create(PODS, raw_pod(name, **spec))

@@ -21,6 +21,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- toYaml $kinds }}
 {{- end }}
 
+{{/* Whether plans allocate ResourceClaims: "true" or "false". */}}
+{{- define "tandem.gpuClaims" -}}
+{{- dig "admission" "gpu_claims" false .Values.scheduler.extender.config -}}
+{{- end }}
+
 {{- define "tandem.selector" -}}
 app.kubernetes.io/name: tandem
 app.kubernetes.io/component: {{ . }}

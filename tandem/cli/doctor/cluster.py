@@ -5,7 +5,7 @@ from __future__ import annotations
 import calendar
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -121,7 +121,8 @@ class Report:
     `gpus`: UUID, model, and why no new work goes there ('' where it does).
     `unlisted`: UUID, model, and how much memory is in use there by no process that is listed.
     `conditions`: messages of those that are False, by type. `changed`: which GPUs are not those
-    that the node is known to have, in words.
+    that the node is known to have, in words. `by_claims`: who allocates the ResourceClaims by which
+    the node hands its GPUs over, `queue` or `kube-scheduler`; '' where it does not.
     """
 
     node: str
@@ -132,6 +133,7 @@ class Report:
     conditions: dict[str, str]
     changed: str = ""
     unlisted: tuple[tuple[str, str, str], ...] = ()
+    by_claims: str = ""
 
 
 @dataclass
@@ -325,7 +327,15 @@ def _report(item: Object) -> Report:
             for gpu in status.get("gpus") or ()
             if (held := gpu.get("memoryUnlistedBytes") or 0)
         ),
+        _by_claims(status.get("gpus") or ()),
     )
+
+
+def _by_claims(gpus: Iterable[Object]) -> str:
+    given = [gpu for gpu in gpus if gpu.get("draShares")]
+    if not given:
+        return ""
+    return "queue" if any(gpu.get("shares") for gpu in given) else "kube-scheduler"
 
 
 def _changed(item: Object) -> str:

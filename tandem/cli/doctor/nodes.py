@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tandem.cli.doctor.claims import claims
 from tandem.cli.doctor.cluster import DAEMON_SETS, Cluster, Report, seconds
 from tandem.cli.doctor.findings import Verdict, failed, ok, plural, some, unknown, warning
 from tandem.contracts import names
@@ -199,6 +200,7 @@ def gpus(cluster: Cluster) -> Iterator[Verdict]:
         )
     if not lines:
         yield ok(f"{plural(total, 'GPU')} take new work") if total else unknown("none is reported")
+    yield from claims(cluster)
 
 
 def _faults(report: Report) -> Iterator[Verdict]:

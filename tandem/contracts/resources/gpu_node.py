@@ -103,7 +103,7 @@ class GPU(Message):
     are not ours, or by none that the driver lists (`memory_unlisted_bytes` of it).
 
     `dra_shares` is set where the node's DRA driver hands the GPU over: so many claims may share it,
-    none where it is 0, and `shares` is 0 then, since nothing else may hand it over.
+    none where it is 0. `shares` is 0 then, unless the queue allocates these claims.
     """
 
     uuid: GpuId

@@ -1,0 +1,293 @@
+"""Allocates the ResourceClaims of planned pods, before their gates open, and takes it back.
+
+kube-scheduler takes an allocated claim as it is: the pod goes to its planned node or to none, and
+kubelet has the node's driver prepare the planned GPUs. Each write has the claim's resourceVersion
+as precondition, so that a write of an earlier leader loses to what was written since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+
+from scheduler_extender import faults
+from scheduler_extender.cluster.gangs import Gang
+from scheduler_extender.cluster.gpu_claims import ClaimRecord, GpuClaims, parse_claim
+from scheduler_extender.cluster.jobs import rfc3339
+from scheduler_extender.cluster.ledger import Claim, Hold
+from scheduler_extender.cluster.pods import PodInfo
+from scheduler_extender.cluster.records import Key
+from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.cluster.writes import Object, Writer
+from scheduler_extender.queue import lifecycle
+from scheduler_extender.verbs.verbs import BY_CLAIMS
+from tandem.contracts import claims
+from tandem.contracts.claims import Allocation
+from tandem.contracts.resources import PodPlan
+from tandem.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
+from tandem.kube.reflector import EventType
+from tandem.kube.resource import RESOURCE_CLAIMS
+from tandem.policy.units import BYTES_PER_GIB
+
+log = logging.getLogger(__name__)
+
+NOT_HERE = "its ResourceClaim is not allocated as planned (yet): trying again"
+NO_CLAIMS = "it has a ResourceClaim for its GPUs, and admission.gpu_claims is off"
+
+#: A pod, what its claim is to be allocated (None: nothing), and the plan that this follows.
+_Due = tuple[PodInfo, Allocation | None, Claim | None]
+
+
+class ClaimAllocator:
+    """Keeps the claims of a gang's waiting pods as its plan says. Runs on the event loop.
+
+    `known` is None where plans allocate no claims: a pod that has one nevertheless, from when they
+    did, is bound nowhere.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        state: ClusterState,
+        known: GpuClaims | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._writer = writer
+        self._state = state
+        self._known = known
+        self._clock = clock
+        self._writing: set[str] = set()  # uids of pods
+        #: Pods on no node whose claims were allocated before this term: written anew, so that no
+        #: write of an earlier leader can take effect any more.
+        self._inherited: set[str] = set()
+        #: Pods whose claim is another's or refused by the API server: version of the pod, and plan.
+        self._refused: dict[str, tuple[str, str]] = {}
+
+    # --- what others ask ----------------------------------------------------------------------
+
+    def is_given(self, pod: PodInfo) -> bool:
+        """Say whether kube-scheduler finds the pod's claim as planned; True for one without."""
+        if not pod.gpu_claim:
+            return True
+        plan = self._state.ledger.claim(pod.uid, Hold.PLANNED)
+        return plan is not None and not self.mismatch(pod, plan)
+
+    def mismatch(self, pod: PodInfo, chosen: Claim) -> str:
+        """Say why the pod's claim does not give it these GPUs, or ''.
+
+        A pod without a claim gets none of a node that hands them over by claims.
+        """
+        by_claims = chosen.node in self._state.nodes.by_claims
+        if not pod.gpu_claim:
+            return f"the node {BY_CLAIMS}" if by_claims else ""
+        if self._known is None:
+            return NO_CLAIMS
+        record = self._known.of(pod)
+        wanted = claims.planned(pod.uid, chosen.node, chosen.gpus, by_claims=by_claims)
+        if record is None or not _is_of(record, pod) or record.deleting:
+            return NOT_HERE
+        if record.allocation != wanted or pod.uid in self._writing | self._inherited:
+            return NOT_HERE
+        return ""
+
+    def begin_term(self) -> set[Key]:
+        """Take over from another leader, or from ourselves before a restart.
+
+        Return the gangs whose claims are to be written anew.
+        """
+        if self._known is None:
+            return set()
+        found = map(self._state.pod, self._known.allocated())
+        pods = [pod for pod in found if pod is not None and not pod.pod.node_name]
+        self._inherited = {pod.uid for pod in pods}
+        return {pod.gpujob for pod in pods}
+
+    # --- claims of others ---------------------------------------------------------------------
+
+    def close_taken(self) -> bool:
+        """Let the queue give no GPU that a claim has which Tandem did not make.
+
+        Return whether some are to be had again.
+        """
+        if self._known is None:
+            return False
+        taken = set()
+        for allocation in self._known.strangers():
+            node = self._state.gpu_nodes().get(("", allocation.node))
+            if node is not None and node.by_claims:
+                devices = {device for device, _ in allocation.devices}
+                taken |= {
+                    (node.name, gpu.uuid)
+                    for gpu in node.gpus
+                    if claims.device_name(gpu.uuid) in devices
+                }
+        return self._state.take_gpus(frozenset(taken))
+
+    # --- what is done about a gang --------------------------------------------------------------
+
+    def step(self, gang: Gang) -> Awaitable[None] | None:
+        """Return what is to be written about the claims of a gang's waiting pods, None if nothing.
+
+        What a crash left half done is among it: the claim says what was written.
+        """
+        record = gang.record
+        if self._known is None or record is None or not gang.unbound:
+            return None
+        live = lifecycle.planned_uids(record.status, self._clock())
+        places = {} if record.spec.hold else {p.uid: p for p in record.plan if p.uid in live}
+        made_at = record.status.plan.made_at if record.status.plan is not None else ""
+        due = [
+            each
+            for each in self._due(gang, places)
+            if self._refused.get(each[0].uid) != (each[0].resource_version, made_at)
+        ]
+        return self._settle_all(due, made_at) if due else None
+
+    def _due(self, gang: Gang, places: Mapping[str, PodPlan]) -> Iterator[_Due]:
+        """Yield the waiting pods whose claims are not as their places say."""
+        assert self._known is not None
+        for pod in list(gang.pods.values()):
+            if not pod.gpu_claim or not gang.is_waiting(pod.uid):
+                continue
+            record, place = self._known.of(pod), places.get(pod.uid)
+            if place is None:
+                # While a Binding of it is under way the pod is on its way to these GPUs.
+                stays = self._state.ledger.claim(pod.uid, Hold.RESERVED) is not None
+                if record is not None and record.allocation and _is_of(record, pod) and not stays:
+                    yield pod, None, None
+                continue
+            by_claims = place.node in self._state.nodes.by_claims
+            wanted = claims.planned(pod.uid, place.node, place.gpus, by_claims=by_claims)
+            right = record is not None and _is_of(record, pod) and record.allocation == wanted
+            if not right or pod.uid in self._inherited:
+                held = self._state.ledger.held(pod.uid)
+                if held is not None and held[0] is Hold.PLANNED:
+                    yield pod, wanted, held[1]
+
+    async def _settle_all(self, due: list[_Due], made_at: str) -> None:
+        results = await asyncio.gather(
+            *(self._settle(each, made_at) for each in due), return_exceptions=True
+        )
+        for each in results:
+            if isinstance(each, BaseException):
+                raise each
+
+    async def _settle(self, due: _Due, made_at: str) -> None:
+        """Make one claim what it is to be, from whatever it is now."""
+        assert self._known is not None
+        pod, wanted, plan = due
+        if self._state.ledger.claim(pod.uid, Hold.RESERVED) is not None:
+            return  # a Binding has begun since
+        self._writing.add(pod.uid)
+        try:
+            record = self._known.of(pod)
+            if record is None and wanted is not None:
+                record = await self._create(pod)
+            if record is None:
+                return
+            if not _is_of(record, pod) or record.deleting:
+                note = (
+                    f"The ResourceClaim {record.name} is not the pod's own: it gets no GPUs by it"
+                )
+                await self._refuse(pod, made_at, note)
+                return
+            old = record.allocation
+            if old is not None and (old != wanted or pod.uid in self._inherited):
+                record = await self._clear(record)
+            self._inherited.discard(pod.uid)
+            if record.allocation is None and wanted is not None and plan is not None:
+                await self._allocate(record, wanted, plan)
+        except (Conflict, AlreadyExists, NotFound):
+            await self._read(pod)
+            raise
+        except (Forbidden, Invalid) as error:
+            await self._refuse(pod, made_at, f"The API server refuses its ResourceClaim: {error}")
+        finally:
+            self._writing.discard(pod.uid)
+
+    async def _create(self, pod: PodInfo) -> ClaimRecord:
+        faults.reach("claim-create-before")
+        body = claims.body(pod.gpu_claim, pod.namespace, pod.name, pod.uid, pod.gpus)
+        made = await self._writer.call(
+            self._writer.api.create, RESOURCE_CLAIMS, body, pod.namespace
+        )
+        faults.reach("claim-create-after")
+        return self._take(made)
+
+    async def _allocate(self, record: ClaimRecord, wanted: Allocation, plan: Claim) -> None:
+        faults.reach("claim-allocate-before")
+        allocation = claims.written(wanted, self._capacity(plan), rfc3339(self._clock()))
+        await self._patch(record, {"allocation": allocation})
+        faults.reach("claim-allocate-after")
+
+    async def _clear(self, record: ClaimRecord) -> ClaimRecord:
+        """Take back an allocation, and the reservation of a kube-scheduler that did not bind.
+
+        The pod is on no node, and is not bound while this is written: see `mismatch`.
+        """
+        faults.reach("claim-clear-before")
+        cleared = await self._patch(record, {"allocation": None, "reservedFor": None})
+        faults.reach("claim-clear-after")
+        return cleared
+
+    async def _patch(self, record: ClaimRecord, status: Object) -> ClaimRecord:
+        metadata = {"uid": record.uid, "resourceVersion": record.resource_version}
+        answer = await self._writer.call(
+            self._writer.api.patch,
+            RESOURCE_CLAIMS,
+            record.name,
+            {"metadata": metadata, "status": status},
+            record.namespace,
+            subresource="status",
+        )
+        return self._take(answer)
+
+    async def _read(self, pod: PodInfo) -> None:
+        """Take in what another has made of a claim: the watch may bring it later."""
+        assert self._known is not None
+        try:
+            found = await self._writer.call(
+                self._writer.api.get, RESOURCE_CLAIMS, pod.gpu_claim, pod.namespace
+            )
+        except NotFound:
+            if (known := self._known.of(pod)) is not None:
+                self._known.take(EventType.DELETED, known)
+        else:
+            self._take(found)
+
+    def _take(self, raw: Object) -> ClaimRecord:
+        assert self._known is not None
+        record = parse_claim(raw)
+        self._known.take(EventType.MODIFIED, record)
+        return record
+
+    async def _refuse(self, pod: PodInfo, made_at: str, note: str) -> None:
+        self._refused[pod.uid] = (pod.resource_version, made_at)
+        log.warning("claim refused pod=%s/%s note=%r", *pod.key, note)
+        await self._writer.say(pod, "ClaimRefused", note, "Warning")
+
+    def forget(self, pod: PodInfo) -> None:
+        """Forget a pod that is gone."""
+        self._refused.pop(pod.uid, None)
+        self._inherited.discard(pod.uid)
+
+    def _capacity(self, plan: Claim) -> dict[str, dict[str, str]]:
+        """Return what the claim takes of each device, by its name: what the queue counts with."""
+        node = self._state.gpu_nodes().get(("", plan.node))
+        facts = {} if node is None else {gpu.uuid: gpu for gpu in node.gpus}
+        found = {}
+        for gpu in plan.gpus:
+            fact, job = facts.get(gpu), plan.job
+            shares, memory = 1, int(job.memory_peak_gib * BYTES_PER_GIB)
+            if fact is not None:
+                capacity = int(fact.capacity_gib * BYTES_PER_GIB)
+                shares = max(1, fact.shares) if job.exclusive else 1
+                memory = capacity if job.exclusive else min(memory, capacity)
+            found[claims.device_name(gpu) or gpu] = {"shares": str(shares), "memory": str(memory)}
+        return found
+
+
+def _is_of(record: ClaimRecord, pod: PodInfo) -> bool:
+    """Say whether a claim was made for this pod, and asks for what it asks for."""
+    return record.owner == pod.uid and record.gpus == pod.gpus
