@@ -208,8 +208,8 @@ class Reconciler:
         try:
             owner = await self._owners.read(resource, name, pod.namespace)
         except NotFound as error:
-            # A label may name what made the workload: of pods that hold nothing, it may be wrong.
-            if names_object(error, name) and (not higher or gang.holds or not gang.is_live):
+            # Of pods that hold nothing and have not ended, nothing is counted twice.
+            if names_object(error, name) and (gang.holds or not gang.is_live):
                 raise
             return workload, None, None
         except Forbidden:
