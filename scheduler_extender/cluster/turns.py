@@ -1,4 +1,4 @@
-"""Whose turn it is to write: so many at once, and reports after what jobs wait for."""
+"""The order of writes to the API server: some at once, and reports after what jobs wait for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REPORTS_EVERY = 4
 
 
 class Turns:
-    """At most `count` at once. In each of the two classes, whoever came first goes first.
+    """A semaphore of `count` turns with two first-in, first-out classes: writes and reports.
 
     A report is a write that no job waits for, such as that a job runs. All methods run on the event
     loop.
@@ -24,7 +24,7 @@ class Turns:
 
     @property
     def crowded(self) -> bool:
-        """True while somebody waits for a turn."""
+        """True while a write or a report waits for a turn."""
         return bool(self._waiting or self._reports)
 
     async def acquire(self, *, report: bool = False) -> None:
@@ -50,7 +50,7 @@ class Turns:
         for queue in (first, then):
             while queue:
                 turn = queue.popleft()
-                if not turn.done():  # whoever waited may have been cancelled
+                if not turn.done():  # the task that waited may have been cancelled
                     turn.set_result(None)
                     return
         self._free += 1

@@ -2,8 +2,8 @@
 
 The number stands in the workload's own field, whose controller deletes pods or makes more. First it
 is written in the GPUJob what the workload said and what it is to say, then its field is changed, at
-the version that was read. Whoever takes over in between goes on from that. A number that is neither
-of the two is a user's, or of an autoscaler: it stays, and the note is dropped.
+the version that was read. A leader that takes over in between goes on from that. A number that is
+neither of the two is a user's, or of an autoscaler: it stays, and the note is dropped.
 """
 
 from __future__ import annotations
@@ -184,8 +184,8 @@ def _grow(gang: Gang, workload: Workload, now_s: float) -> Effects:
     decided = lifecycle.decided(_without(gang), AGAIN, said, now_s)
     log.info("more pods gpujob=%s/%s pods=%d", *gang.key, shrunk.asked)
     version = str(workload["metadata"]["resourceVersion"])
-    # The field comes first: whoever takes over before the status is written finds the number that
-    # it had, and drops the note.
+    # The field comes first: a leader that takes over before the status is written reads the number
+    # that the workload had before, and drops the note.
     return (SetPods(shrunk.asked, version, lambda why, _: () if why else (WriteStatus(decided),)),)
 
 

@@ -296,8 +296,7 @@ def elastic(example: Example, least: int, number: int) -> Object:
     return workload
 
 
-@pytest.mark.operators
-@pytest.mark.parametrize(
+of_elastic_kinds = pytest.mark.parametrize(
     "example",
     [
         pytest.param(each, id=each.kind)
@@ -305,6 +304,10 @@ def elastic(example: Example, least: int, number: int) -> Object:
         if each.kind in ("PyTorchJob", "PaddleJob")
     ],
 )
+
+
+@pytest.mark.operators
+@of_elastic_kinds
 def test_an_elastic_job_starts_with_its_minimum_and_grows(
     cluster: KindsCluster, example: Example
 ) -> None:
@@ -321,14 +324,7 @@ def test_an_elastic_job_starts_with_its_minimum_and_grows(
 
 
 @pytest.mark.operators
-@pytest.mark.parametrize(
-    "example",
-    [
-        pytest.param(each, id=each.kind)
-        for each in EXAMPLES
-        if each.kind in ("PyTorchJob", "PaddleJob")
-    ],
-)
+@of_elastic_kinds
 def test_an_elastic_job_gets_smaller_for_another_and_grows_back(
     cluster: KindsCluster, example: Example
 ) -> None:
