@@ -14,6 +14,7 @@ import numpy as np
 
 from scheduler_extender.cluster.elastic import smaller
 from scheduler_extender.cluster.gangs import Gang
+from scheduler_extender.cluster.ledger import Hold
 from scheduler_extender.cluster.pods import Use
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning import explaining
@@ -46,6 +47,10 @@ from tandem.reasons.causes import Cause, Reason
 PLACED = "Placed"
 #: Running gangs that may be preempted or moved in one round.
 _VICTIMS = 100
+#: kube-scheduler binds one pod after the other. A plan lives longer by this for each planned pod
+#: that may come before its own last one, up to a limit: no node has refused a pod that
+#: kube-scheduler has not tried yet.
+_BIND_S, _BINDS_WITHIN_S = 0.2, 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +290,8 @@ class Rounds:
                 self.forget_refusals()
         # Those of one round know of one another, but not of plans that are still on their way.
         promised = frozenset().union(*(each.gpus for each in self._promised.values()))
+        ahead = self._state.ledger.counts()[Hold.PLANNED]
+        ahead += sum(len(each.uses) for each in self._promised.values())
         for key, verdicts in placed.items():
             gang = self._gangs.by_key.get(key)
             gpus = frozenset(
@@ -303,7 +310,10 @@ class Rounds:
                     for pod, place in zip(each.start.all_pods, each.decision.pods, strict=True)
                 )
                 self._promised[key] = _Promise(gpus, count, uses)
-                self._work.do(key, self._write_plan(gang, verdicts, snapshot))
+                ahead += len(uses)
+                bind_s = min((ahead - 1) * _BIND_S, _BINDS_WITHIN_S)
+                life_s = self._settings.plan_life_s + bind_s
+                self._work.do(key, self._write_plan(gang, verdicts, snapshot, life_s))
             else:
                 self.forget_refusals()
         self._asked = {key for key in self._asked if self._work.busy(key)}
@@ -335,11 +345,11 @@ class Rounds:
         self._work.do(gives.victim, self._preempter.begin(gang, why))
 
     async def _write_plan(
-        self, gang: Gang, verdicts: Sequence[Verdict], snapshot: Snapshot
+        self, gang: Gang, verdicts: Sequence[Verdict], snapshot: Snapshot, life_s: float
     ) -> None:
         """Write the plan of one GPUJob; its gates open when it is looked at again."""
         try:
-            await self._plan_written(gang, verdicts, snapshot)
+            await self._plan_written(gang, verdicts, snapshot, life_s)
         except KubeError:
             self.forget_refusals()
             raise
@@ -347,7 +357,7 @@ class Rounds:
             self._promised.pop(gang.key, None)
 
     async def _plan_written(
-        self, gang: Gang, verdicts: Sequence[Verdict], snapshot: Snapshot
+        self, gang: Gang, verdicts: Sequence[Verdict], snapshot: Snapshot, life_s: float
     ) -> None:
         if gang.record is None:
             return
@@ -359,7 +369,7 @@ class Rounds:
             gang,
             places,
             now,
-            now + self._settings.plan_life_s,
+            now + life_s,
             steps,
             self._state.gpu_name,
         )

@@ -10,6 +10,7 @@ import pytest
 from queue_builders import GIB, cycle, load, raw_pod
 
 from scheduler_extender.cluster.gpu_claims import GpuClaims
+from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.learning.config import LearningConfig
@@ -259,6 +260,28 @@ def test_a_plan_that_was_not_bound_in_time_is_made_anew_and_the_pod_is_woken(
         assert second["attempts"] == first["attempts"] + 1
         assert second["plan"]["deadline"] > first["plan"]["deadline"]
         assert cluster.pod("p")["metadata"]["annotations"]["tandem.gpu/wake"] > woken
+
+    run(scenario)
+
+
+def test_a_plan_lives_longer_behind_others_that_are_not_bound_yet() -> None:
+    """kube-scheduler binds one pod after the other, so that the last of a burst comes late."""
+    cluster = Cluster()
+    for index in range(4):
+        cluster.add_node(f"n{index}")
+
+    def life_s(name: str) -> float:
+        plan = cluster.gpujob(f"pod-{name}")["status"]["plan"]
+        return seconds(plan["deadline"]) - seconds(plan["madeAt"])
+
+    async def scenario() -> None:
+        for name in ("a", "b", "c"):
+            cluster.api.create(PODS, raw_pod(name, annotations=SHARED))
+        await cluster.cycle()
+        assert sorted(map(life_s, "abc")) == pytest.approx([30.0, 30.2, 30.4], abs=0.01)
+        cluster.api.create(PODS, raw_pod("d", annotations=SHARED))
+        await cluster.cycle()
+        assert life_s("d") == pytest.approx(30.6, abs=0.01)
 
     run(scenario)
 
