@@ -121,7 +121,7 @@ def keep(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    # Patient, because whoever asks for the status holds the lock for a moment.
+    # Patient, because a command that asks for the status holds the lock for a moment.
     with _keepers_lock(patience_s=2.0) as lock:
         if lock is None:
             raise TandemError(

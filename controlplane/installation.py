@@ -2,7 +2,7 @@
 
 Every service runs under its own service account with the rights that the manifests give it, and
 the API server reaches the webhook as it would in a cluster, by its Service. The tests, the
-benchmarks and curious users share this; GPUs are simulated by whoever starts the agents.
+benchmarks and curious users share this; the caller that starts the agents simulates the GPUs.
 """
 
 from __future__ import annotations

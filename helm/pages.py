@@ -89,8 +89,8 @@ known. What a caller sees there is decided by the caller's own rights on `gpujob
 `events`. The account `tandem-reader` has the role `tandem-view` in the whole cluster and no pod:
 its tokens are for those who may make one (`create` of `serviceaccounts/token`), such as
 administrators. The account `tandem-editor` has the role `tandem-edit` in the same way: by it, an
-administrator whose kubeconfig has a certificate pushes and deletes models. Whoever may make its
-tokens may make those of scheduler and predictor as well, which have more rights.
+administrator whose kubeconfig has a certificate pushes and deletes models. A user who may make
+its tokens may make those of scheduler and predictor as well, which have more rights.
 """
 
 

@@ -53,7 +53,7 @@ class ForbiddenError(TandemError):
 
     def __init__(self, access: str) -> None:
         super().__init__(
-            f"You may not {access}.", "Ask whoever administers the namespace for that right."
+            f"You may not {access}.", "Ask an administrator of the namespace for that right."
         )
 
 

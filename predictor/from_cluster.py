@@ -17,9 +17,9 @@ MOST_OF_NAMESPACE = 200
 def observed_profiles(items: Iterable[Mapping[str, Any]]) -> Iterator[Profile]:
     """Yield a profile for each observation that ModelProfiles have of the graph they stand for.
 
-    A graph is its own family, whoever pushed it: what is learned is tested on graphs that were left
-    out. How often a kind of run was seen does not count, so that repetition gives no job more
-    weight.
+    A graph is its own family, whichever namespace pushed it: what is learned is tested on graphs
+    that were left out. How often a kind of run was seen does not count, so that repetition gives no
+    job more weight.
     """
     taken: Counter[str] = Counter()
     seen: set[tuple[str, int, str]] = set()

@@ -119,8 +119,8 @@ class Uploads:
 class Turns:
     """So many parses at once; one less for a namespace alone, so that another one finds a place.
 
-    Of those who wait, the namespace that has fewest goes first, and of two the one that waited for
-    longer.
+    Of the waiting requests, that of the namespace that has fewest goes first, and of two the one
+    that waited for longer.
     """
 
     def __init__(self, parallel: int) -> None:

@@ -127,12 +127,12 @@ class QueueConfig(Section):
     """What an operator may choose about the queue, apart from the profile's order.
 
     `min_run_s`: how long a gang that runs is left alone. `preemption_cost_s`: what a preemption
-    costs; whoever is to give way must have had more service than who waits by that times its GPUs.
-    `reserve_after_s`: after this wait, the longest waiting job has GPUs kept free. `quotas`: what
-    namespaces may have of the GPUs; `quota_window_s` is the window of their `gpu_seconds`.
+    costs: a job gives way only if its service exceeds that of the waiting job by this times its
+    GPUs. `reserve_after_s`: after this wait, the longest waiting job has GPUs kept free. `quotas`:
+    what namespaces may have of the GPUs; `quota_window_s` is the window of their `gpu_seconds`.
     `start_within_s`: containers of a placed pod that have not started within this time of its
     Binding give up its GPUs; while an image is pulled, `pull_within_s` counts.
-    `expected_start_every_s`: how often it is forecast when those who wait will start; 0: never.
+    `expected_start_every_s`: how often it is forecast when waiting jobs will start; 0: never.
     """
 
     plan_life_s: Seconds = 30.0

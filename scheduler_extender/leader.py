@@ -82,7 +82,7 @@ class LeaseWatch:
         self._look = threading.Event()
         self._looked_s = 0.0  # when the latest look began (monotonic)
         self._exists = True
-        self._held_until_s = math.inf  # by whomever; not known before the first look
+        self._held_until_s = math.inf  # by any replica; not known before the first look
         self._absent_s = -math.inf  # when the latest look that found the Lease of another began
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 

@@ -32,7 +32,7 @@ EVERY_S, TIMEOUT_S = 10.0, 2.0
 TERMINATION_LOG = "/dev/termination-log"
 #: How frameworks say that GPU memory ran out: PyTorch, CUDA, cuBLAS and cuDNN, XLA (JAX),
 #: TensorFlow. A status of gRPC (`StatusCode.RESOURCE_EXHAUSTED`) is another matter. Without any
-#: repetition, and so linear: whoever may run a pod chooses the texts that are searched.
+#: repetition, and so linear: a user who may run a pod chooses the texts that are searched.
 _WORDS = re.compile(
     r"CUDA out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
     r"|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|\bRESOURCE_EXHAUSTED:"

@@ -3,7 +3,7 @@
 
 A container whose environment has NVIDIA_VISIBLE_DEVICES (and not `void` or `none`) gets the
 driver's library in the folder where the dynamic linker looks, the state of the simulated GPUs,
-and for a job, which is whoever does not ask for `all`, a folder in which it says what it uses.
+and for a job (each container that does not ask for `all`), a folder in which it says what it uses.
 Every creation adds one line to a file, from which a test reads what each container was given.
 
 The file RUNTIME_CONFIG of the node (JSON) names `runc`, `library`, `state`, `usage`, `log`.

@@ -1,6 +1,6 @@
 """Simulated GPUs: a stand-in for `libnvidia-ml.so.1`, and the file and the /proc that drive it.
 
-The real binding (`pynvml`) loads the library by its name, so whoever runs on simulated GPUs
+The real binding (`pynvml`) loads the library by its name, so a test on simulated GPUs
 starts a process with `environment(library, state)` and nothing else changes.
 """
 

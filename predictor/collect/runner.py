@@ -1,6 +1,6 @@
 """Measures a plan: one configuration at a time alone, then pairs of them, into a file.
 
-Whoever asks it to stop (the time budget, an interrupt, a kill) finds the file good to go on with.
+After each stop (the time budget, an interrupt, a kill) the file is good to go on with.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Held:
 
 
 def unusable(held: Held, names: Sequence[str], now: datetime) -> bool:
-    """Tell whether whoever calls us at one of `names` refuses what is served."""
+    """Tell whether a caller at one of `names` refuses the served certificate."""
     certificate = held.serving.certificate
     return ends(certificate) <= now or bool(not_for(certificate, names))
 

@@ -44,8 +44,8 @@ def admit_owner(
 ) -> Verdict:
     """Check the templates of an owner of pods; `before` is what it was, at an update.
 
-    A template that did not change is not judged again: whoever removes a finalizer or scales a
-    workload is not to be stopped by what was let in before us.
+    A template that did not change is not judged again: removing a finalizer or
+    scaling a workload is not stopped by what was let in before us.
     """
     verdict = Verdict()
     ways = TEMPLATES.get((group, kind), ())

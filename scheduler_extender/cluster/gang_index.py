@@ -91,7 +91,7 @@ class Gangs:
                 self.on_gone(gang)
                 gang.gone = {}
             elif gang.record is not None and gang.gone:
-                # Whoever wrote the record has counted them to their end: this may be a standby.
+                # The writer of the record has counted them to their end: this may be a standby.
                 listed = {part.uid for part in record.status.pod_service}
                 for part in gang.record.status.pod_service:
                     if part.uid not in listed:

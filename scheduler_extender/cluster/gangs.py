@@ -143,7 +143,7 @@ class Gang:
 
     @property
     def job(self) -> GpuJobRecord:
-        """Its GPUJob, for whoever knows that there is one."""
+        """Its GPUJob, for callers that know that there is one."""
         assert self.record is not None
         return self.record
 

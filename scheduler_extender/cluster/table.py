@@ -110,7 +110,7 @@ class GpuTable:
 
     @property
     def writable(self) -> Columns:
-        """The buffers, for whoever keeps the sums over residents (the ledger)."""
+        """The buffers, for the ledger, which keeps the sums over residents."""
         return self._columns
 
     def rows(self, node: str) -> Ints:

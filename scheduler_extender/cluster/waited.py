@@ -1,7 +1,8 @@
 """For how long a gang has waited, and for which reason: counted in its GPUJob as it is written.
 
 The seconds since the last write belong to the cause that the GPUJob gave until then. They are added
-in the write that replaces this cause, so that nothing counts twice, whoever is killed when.
+in the write that replaces this cause, so that nothing counts twice, whichever process
+is killed.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class Writer:
         """Run a blocking call in a thread, when it is its turn and while we lead.
 
         Raises:
-            Conflict: another leads by now; whoever stood still in between must not go on.
+            Conflict: another replica leads by now, and this one must write no more.
         """
         await self.turns.acquire(report=report)
         try:

@@ -1,6 +1,6 @@
 """Which jobs are moved because of measured slowdowns: [OJPP] Alg. 4. Pure.
 
-Whoever is slowed down has a say in his own moves; others are moved only on what the agents
+A job's own report counts for its own moves; others are moved only on what the agents
 measured, and only so many an hour for the sake of one namespace. A job that may not be moved stays,
 and no further job is placed next to it.
 """

@@ -55,9 +55,9 @@ Stored = PairSlowdowns | PlacementHistory | RunHistory
 class HistoryStore:
     """Lifetime services of the latest finished jobs, and their GPUs, by the uid of their GPUJob.
 
-    A job is learned once however often its end is seen, and whoever sees it: the uids are kept
-    with the services, in a ConfigMap in `namespace` (None: in memory alone). `extras` are kept with
-    them, by their keys there. What is stored is bounded by its size: what is worth least is
+    A job is learned once, however often and by whichever replica its end is seen: the uids are
+    kept with the services, in a ConfigMap in `namespace` (None: in memory alone). `extras` are kept
+    with them, by their keys there. What is stored is bounded by its size: what is worth least is
     forgotten. Beyond `jobs`, the namespace with most of them loses its oldest, so that no tenant
     replaces what the jobs of the others have taught.
     """

@@ -35,7 +35,7 @@ class CycleInput:
     A gang of which some pods run and others wait has a row for each, and so has each role of a
     start. `nodes`, `most` and `apart`
     are facts about `Job.where` (ClusterPipeline). Gangs that are giving up their GPUs are off the
-    board: `held` has the rows of whoever was there, them included.
+    board: `held` has the rows of all that were there, them included.
     """
 
     board: Board

@@ -52,7 +52,7 @@ _NO_SPEED = 1.0  # slowdown of those of which nothing is known, who never share
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """The cluster at time 0: who runs (`rows_of`), then who waits, as `arrays` has them in rows.
+    """The cluster at time 0: running jobs (`rows_of`), then waiting ones, in the rows of `arrays`.
 
     Times are relative to now. `known` are jobs of which `remaining_at_since` is no estimate,
     `endless` those that never end. `slowdown` (classes, classes) is what is believed of pairs,

@@ -68,7 +68,7 @@ class Planner:
         self._refusals.of.clear()
 
     def plan(self, question: Question) -> Answer:
-        """Return who starts where, who gives way, and who waits."""
+        """Return which jobs start where, which give way, and which wait."""
         self._refusals.look(question.snapshot, question.eligible)
         spared: set[Key] = set()
         for again in range(_AGAIN + 1):

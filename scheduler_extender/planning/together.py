@@ -114,7 +114,7 @@ def places_for(
         if len(found) == len(jobs):
             return found
         if not found:
-            return None  # there is no place for the first, whoever comes after it
+            return None  # there is no place for the first, whichever comes after it
     return None
 
 

@@ -199,8 +199,8 @@ class WriteStatus:
 class KeepStatus:
     """Decide the next steps by this status, and write it with what they say, or a little later.
 
-    Whoever takes over before it is written finds it out anew. `before` and `after` are points of
-    `faults`.
+    A replica that takes over before it is written finds it out anew. `before` and `after` are
+    points of `faults`.
     """
 
     status: GPUJobStatus

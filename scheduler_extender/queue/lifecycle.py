@@ -103,7 +103,7 @@ def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     """Return the groups of pods that want a place; each group starts as a whole or not at all.
 
     A gang of which nothing runs starts with its size; a replacement in a gang that runs starts
-    alone, and so does whoever is beyond the size, once the gang has its places. Fewer pods than the
+    alone, and so does each pod beyond the size, once the gang has its places. Fewer pods than the
     size: none starts yet; but members that have succeeded (of an indexed Job stopped as it ended,
     say) do not come back. A pod for which a plan could not take effect yet (`PodInfo.blocked`) is
     not counted. Pods whose group does not exist yet wait for it. Of pods that start alone and ask
@@ -153,7 +153,7 @@ def _starts(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     size = gang.still_to_come(size)
     if len(waiting) < size:
         return []
-    # Whoever is beyond the size would find a place where the gang finds none, and start it in part.
+    # A pod beyond the size would find a place where the gang finds none, and start it in part.
     return [waiting[:size]]
 
 
@@ -187,8 +187,9 @@ def _next_to_running(gang: Gang, planned: Collection[str]) -> list[list[PodInfo]
 def ends_until_s(gang: Gang) -> float:
     """Return until when a gang is taken to be ending, -inf where it is not.
 
-    Its pods end one by one. Whoever is to have the GPUs of all of them must not lose them to those
-    behind, who would do with the first that are free. A straggler may run on: it is not waited for.
+    Its pods end one by one. The job that is to have the GPUs of all of them must not lose them to
+    jobs behind it, which would do with the first that are free. A straggler may run on: no job
+    waits for it.
     """
     record, begun = gang.record, gang.ends_since_s > -math.inf
     if record is None or not begun or record.spec.demand.gang_size == 1:

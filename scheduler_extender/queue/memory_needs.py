@@ -248,7 +248,7 @@ class OutOfMemories:
                 del self._seen[largest]
 
     async def step(self) -> None:
-        """Raise the needs of those who are to blame."""
+        """Raise the needs of the jobs that took too much."""
         new, self._new = self._new, []
         for number, (one, capacity, gpu) in enumerate(new):
             uid = one.blamed.uid if one.blamed else one.uid

@@ -39,7 +39,7 @@ class QueueMetrics:
 
         self._forecasts = Histogram(
             "tandem_queue_forecast_duration_seconds",
-            "Time to forecast when those who wait will start, in a process of its own.",
+            "Time to forecast when waiting jobs will start, in a process of its own.",
             buckets=_FORECAST_BUCKETS_S,
             registry=self._registry,
         )

@@ -2,7 +2,7 @@
 
 First the intention is written (phase Preempting), then the owner is asked, then the pods' end is
 awaited, then the gang is back in the queue (phase Suspended). Each step follows from what the API
-server shows, so that whoever finds a gang in the middle of it goes on.
+server shows, so that a replica that finds a gang in the middle of it goes on.
 """
 
 from __future__ import annotations

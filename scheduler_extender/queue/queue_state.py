@@ -342,9 +342,9 @@ class QueueState:
         return dict(enumerate(np.bincount(queues, minlength=last + 1).tolist()))
 
     def settle(self, asked: Collection[Key], coming: Iterable[Key]) -> None:
-        """Let the order note who has a place after a round, as the round has decided.
+        """Let the order note which jobs have a place after a round, as the round has decided.
 
-        Those who are giving up their GPUs, or were `asked` to, have none any more; those who wait
+        Jobs that are giving up their GPUs, or were `asked` to, have none any more; jobs that wait
         for them alone, `coming`, have theirs already.
         """
         placed = self._columns["placed"][: len(self._rows)] > 0

@@ -199,7 +199,7 @@ class ReasonWriter:
 def _to_look_at(
     gangs: Iterable[Key], known: Mapping[Key, _Known], now_s: float, most: int
 ) -> list[Key]:
-    """Return `most` of the gangs: new ones in turns of their namespaces, then who waits longest."""
+    """Return `most` of the gangs: new ones in turns of their namespaces, then the oldest."""
     new: list[tuple[int, Key]] = []
     due: list[Key] = []
     looked_s: list[float] = []

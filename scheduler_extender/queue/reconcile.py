@@ -152,7 +152,7 @@ class Reconciler:
     def _earlier(self, gang: Gang) -> str:
         """Return the GPUJob that the workload of a new gang has from an earlier release, or ''.
 
-        Its pods start together, and what they have had counts together, whoever of them is newer.
+        Its pods start together, and what they have had counts together, whichever of them is newer.
         """
         pod = gang.first()
         name = earlier_name(pod)

@@ -1,8 +1,8 @@
 """One scheduling cycle within the quotas: which jobs may be tried, which borrowers are preempted.
 
-Wraps the plan of a round, whatever the profile's dispatch. Who is over a cap is kept off the board;
-whoever keeps within a share is tried first; and where such a one finds no place, those who have
-only borrowed give way, if that makes it fit: a second plan, as if they were going already, tells.
+Wraps the plan of a round, whatever the profile's dispatch. Jobs over a cap are kept off the board;
+jobs within a share are tried first; and where such a job finds no place, those that have only
+borrowed give way, if that makes it fit: a second plan, as if they were going already, shows it.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def public_app(service: Service) -> FastAPI:
 
 
 class _Server(uvicorn.Server):
-    """A server among others: whoever runs them all handles the signals.
+    """A server among others: the process that runs them all handles the signals.
 
     It logs where it listens by itself.
     """

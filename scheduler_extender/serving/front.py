@@ -290,7 +290,7 @@ def checked_reads(readers: Readers, agents: Agents, extender: httpx.AsyncClient)
         await readers.check(request, "get", "gpujobs", namespace)
         if not all(_plain(part) for part in (namespace, pod)):
             raise HTTPException(404, "no such pod")
-        # The extender answers whoever may open its socket: who may see what is decided here.
+        # The extender answers all that may open its socket: rights are checked here.
         nodes = await readers.allows(request, "list", "gpunodes")
         return await read(f"/v1/explain/{namespace}/{pod}", b"nodes=%d" % nodes)
 

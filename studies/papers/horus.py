@@ -50,7 +50,7 @@ PAPER_WAIT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BySum(Truth):
-    """Whoever shares is slowed down by the sum of utilisation on the GPU.
+    """Jobs that share are slowed down by the sum of utilisation on the GPU.
 
     `fitted`: the paper's measured f, a quadratic above 100 %. Otherwise linear all the way, as in
     the paper's simulation: the line through 1 at idle and f(100), which it does not publish.
@@ -326,8 +326,8 @@ steps of its scheduler; so compare the columns of percent. PAB is left out, as t
 
 Reproduced: to share shortens the wait by more than half. Not reproduced: OBP far behind Horus, and
 Horus-f 5.7 % below Horus. Here the means of the three differ by {apart} %, which five draws cannot
-tell apart: all three start whoever fits by memory. FIFO, with wide gangs at its head, waits longer
-than the paper's.
+tell apart: all three start each job that fits by memory. FIFO, with wide gangs at its head, waits
+longer than the paper's.
 
 ## Number of queues (Fig. 9c, 9d)
 

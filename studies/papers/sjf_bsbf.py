@@ -218,7 +218,7 @@ that may not halve a batch: a job whose batch as submitted does not fit next to 
 
 Reproduced on `1.5`: SJF-BSBF ahead of all the others, FIFO last by far, first fit behind
 SJF-BSBF; and halving pays. Not reproduced: first fit ahead of SJF. With the measured ratios (up
-to 3.4, next to ResNet-50) sharing with whoever comes first costs more than it saves; the paper's
+to 3.4, next to ResNet-50) sharing with the first job costs more than it saves; the paper's
 own ratios are a picture only, and cannot be put in their place. On `realistic` nearly all jobs
 have one GPU and hardly queue (see the time not on GPUs), so there is little for any order to win:
 SJF-BSBF is level with SJF, and Tiresias is {behind} % behind them.

@@ -85,7 +85,7 @@ def _is_address(text: str) -> bool:
 def _show(form: Form, address: str, first: str = "", *, browser: bool) -> None:
     if form is Form.JSON:
         print_json({"url": address})
-        sys.stdout.flush()  # whoever reads it waits for it
+        sys.stdout.flush()  # the reader of the pipe waits for it
     else:
         out.print(address, soft_wrap=True, highlight=False)
         if first:

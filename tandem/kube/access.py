@@ -228,7 +228,7 @@ class _Kept(Generic[_Answer]):
     async def ask(
         self, key: Hashable, question: Callable[[], Awaitable[_Answer | None]]
     ) -> _Answer | None:
-        """Ask, or join whoever asks the same already; an answer is kept."""
+        """Ask, or join a request that asks the same already; an answer is kept."""
         task = self._asking.get(key)
         if task is None:
             task = self._asking[key] = asyncio.ensure_future(question())

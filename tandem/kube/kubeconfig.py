@@ -185,7 +185,7 @@ class Kubeconfig:
         if user.get("token"):
             return Login.of_token(user["token"])
         if user.get("tokenFile"):
-            # Whoever rotates the file does not say when: it is read again after a minute.
+            # Nothing says when the file is rotated: it is read again after a minute.
             again = datetime.now(UTC) + EARLY + timedelta(minutes=1)
             return Login.of_token(self._user.path(user["tokenFile"]).read_text().strip(), again)
         if user.get("exec"):

@@ -17,7 +17,7 @@ _LOCK = "lock"
 class Scratch:
     """A folder and the lock that says that it is in use.
 
-    A process that was killed cannot remove its folder, so whoever makes the next one does.
+    A process that was killed cannot remove its folder, so the one that makes the next does.
     """
 
     def __init__(self, base: Path | None = None, prefix: str = _PREFIX) -> None:

@@ -84,7 +84,7 @@ class RowPool:
 class Board:
     """Who runs where. Jobs are named by their row in `arrays`, which is also their handle.
 
-    `gpus` shows the live columns read-only. A dispatcher calls `start` and `stop`; whoever owns the
+    `gpus` shows the live columns read-only. A dispatcher calls `start` and `stop`; the owner of the
     board takes the `actions` afterwards and carries them out. A job stopped and started again in
     one round has been moved.
     """

@@ -21,7 +21,7 @@ from tandem.policy.votes import votes
 class JobArrays:
     """One row a job. Between two changes a running job's service and work are straight lines.
 
-    Whoever owns the arrays (the simulator, the queue controller) writes a row when its job starts,
+    The owner of the arrays (the simulator, the queue controller) writes a row when its job starts,
     stops or changes speed; policies read them as of `now_s` through the methods.
     """
 

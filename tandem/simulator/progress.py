@@ -25,7 +25,7 @@ class Progress:
     """Keeps the rows of running jobs in `JobArrays` true, and expects what will become of them.
 
     `left` is what each job still has to do, in solo seconds, (jobs,). Where memory is `guarded`,
-    who outgrew what is believed of it goes, in place of whoever asks last.
+    the job that outgrew its prediction goes, in place of the one that asks last.
     """
 
     def __init__(

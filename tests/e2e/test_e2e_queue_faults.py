@@ -2,7 +2,7 @@
 
 Five of the twenty points in `make test`, drawn by a seed that is printed; each of them ten times in
 `make chaos`, within one stream of jobs on several nodes, so that each death finds others under way.
-Whoever takes over goes on from what the API server has.
+The replica that takes over goes on from what the API server has.
 """
 
 from __future__ import annotations

@@ -184,8 +184,8 @@ class Arena:
     def _nothing_of(self, old: Pair, new: Pair, waiting: str, *, surely: bool) -> None:
         """Wait for the old leader's Binding to arrive; nothing of the old one took effect.
 
-        Whoever was cut off or killed may not have come to send one, or its kubelet was quicker:
-        then it is waited for only a while.
+        A replica that was cut off or killed may not have come to send one, or its kubelet was
+        quicker: then it is waited for only a while.
         """
         pod = self.cluster.pod_of(self.namespace, waiting)
         assert pod is not None

@@ -324,7 +324,7 @@ def test_a_touch_of_another_pod_of_the_same_name_is_refused(client, namespace):
     assert caught.value.status in (409, 422)
 
 
-def test_whoever_reads_the_api_server_anew_sees_the_same_shares(
+def test_a_replica_that_reads_the_api_server_anew_sees_the_same_shares(
     client, nodes, namespace, control_plane
 ):
     """A restart at any moment loses nothing: the assignments are in the pods."""

@@ -619,7 +619,7 @@ def test_an_object_has_a_largest_size(side: Side) -> None:
         if accepted:
             side.api.create(MODEL_PROFILES, body, side.namespace)
             continue
-        # Refused for good: whoever sees it does not write the same object again.
+        # Refused for good: a client does not write the same object again.
         with pytest.raises(errors.Invalid, match="request is too large") as refused:
             side.api.create(MODEL_PROFILES, body, side.namespace)
         assert refused.value.status == 500

@@ -38,7 +38,7 @@ def allowed(
     return bool(rule(beliefs.of(newcomer), GpuArrays(**columns))[0])  # type: ignore[arg-type]
 
 
-def test_a_pair_that_was_parted_is_refused_whoever_comes_first() -> None:
+def test_a_pair_that_was_parted_is_refused_in_either_order() -> None:
     pairs = PairSlowdowns()
     assert allowed(pairs, job("bert"), job("resnet"))
     pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=True)

@@ -214,7 +214,7 @@ def board() -> Board:
 
 
 def settle(on: Board) -> list:
-    """Carry the actions out in the arrays, as whoever owns the board does."""
+    """Carry the actions out in the arrays, as the owner of the board does."""
     actions = on.take_actions()
     for action in actions:
         on.arrays.running[action.job] = isinstance(action, Start)

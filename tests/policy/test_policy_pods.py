@@ -38,7 +38,7 @@ def test_whole_pods_are_those_of_a_walk(data: st.DataObject, pods: int, size: in
 
 def test_every_profile_puts_the_gpus_of_a_pod_on_one_node() -> None:
     # Three free GPUs and one taken on each of two nodes: a pod of four has no place, one of three
-    # has, whoever dispatches. (Tiresias only counts: there, who comes first is counted first.)
+    # has, by each dispatch. (Tiresias only counts: there, who comes first is counted first.)
     node = np.repeat([0, 1], 4)
     for name in ("tandem", "tiresias-l", "fifo", "horus", "ojpp", "xonar", "sjf-bsbf"):
         profile = load_profile(name)

@@ -321,7 +321,7 @@ def test_a_part_answers_only_where_it_beats_the_formula(tmp_path, only_xgboost):
     learned = open_load(tmp_path)
     said = {p.gpu_model: ask(learned, p).load.memory_source for p in given if p.batch_size == 16}
     assert said == {"NVIDIA H200": Source.MODEL, "Tesla V100-SXM2-16GB": Source.FORMULA}
-    # Whoever trains may know of types on which it must not answer.
+    # The caller may name types on which the model must not answer.
     card = train_load(given, Artifacts(tmp_path / "b"), allow_synthetic=True, not_on={"H200"})
     assert "memory" not in card.details["types"]
     assert card.details["types"]["utilisation"] == ["V100"]

@@ -61,7 +61,7 @@ def test_a_job_that_never_shares_and_one_of_a_known_class_are_left_as_they_are()
     assert beliefs.of(known, load()) is known
 
 
-def test_what_the_predictor_says_takes_effect_between_rounds_on_whoever_is_there() -> None:
+def test_what_the_predictor_says_takes_effect_between_rounds_on_jobs_that_are_there() -> None:
     state, predictor = ClusterState(now_s=0.0), Predictor()
     first, second = graph_load(40, 0.1), graph_load(60, 0.2)
     one, other = state.beliefs.of(job(first), first), state.beliefs.of(job(second), second)

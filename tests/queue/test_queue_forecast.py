@@ -1,4 +1,4 @@
-"""When those who wait are expected to start, against what is known of when they do."""
+"""When waiting jobs are expected to start, against what is known of when they do."""
 
 import asyncio
 import io

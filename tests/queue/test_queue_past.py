@@ -280,7 +280,7 @@ def test_a_standby_answers_as_the_leader_does() -> None:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_sums_are_the_pods_own_times_whoever_is_killed_when(seed: int) -> None:
+def test_the_sums_are_the_pods_own_times_whichever_replica_is_killed(seed: int) -> None:
     random, world, numbers = Random(seed), World(), iter(range(10_000))
     for _ in range(120):
         names = list(world.jobs)

@@ -100,7 +100,7 @@ class Training(Cluster):
             self.api.delete(PODS, pod["metadata"]["name"], "default")
 
 
-def test_whoever_had_more_than_the_threshold_gives_way_to_who_had_nothing() -> None:
+def test_a_job_that_had_more_than_the_threshold_gives_way_to_one_that_had_nothing() -> None:
     cluster = Training()
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""Attained service: measured from containers' times, counted once, whoever dies."""
+"""Attained service: measured from containers' times, counted once, whichever process dies."""
 
 from dataclasses import replace
 
@@ -77,7 +77,7 @@ def test_the_replacement_goes_on_from_what_the_first_pod_attained() -> None:
 
 
 @pytest.mark.parametrize("seen_s", [None, 110.0, 149.0, 150.0])
-def test_whoever_was_killed_when_the_next_counts_the_same(seen_s: float | None) -> None:
+def test_the_next_replica_counts_the_same_after_a_kill(seen_s: float | None) -> None:
     """A write either took effect with its counters or not at all: the sum does not depend on it."""
     p = running("p", 100)
     group = gang(p)

@@ -462,7 +462,7 @@ def test_a_kube_scheduler_runs_with_our_configuration_and_account(
         lambda: extender.get(PODS, "plain", namespace)["spec"].get("nodeName"), "it schedules"
     )
     process.terminate()
-    # Whoever is next on this control plane need not wait for it to expire.
+    # The next test on this control plane need not wait for it to expire.
     installed.kubectl("delete", "lease", names.LEASE_NAME, "-n", names.NAMESPACE)
     log = process.log.read_text()
     assert "forbidden" not in log.lower(), [line for line in log.splitlines() if "orbidden" in line]

@@ -295,7 +295,7 @@ def policies(cluster: Cluster) -> Iterator[Verdict]:
     upgrade = f"helm upgrade tandem helm/tandem -n {cluster.namespace} --reuse-values"
     if len(missing) == len(POLICIES):
         yield warning(
-            "they are off: whoever may write pods can forge the GPUs of a pod",
+            "they are off: a user who may write pods can forge the GPUs of a pod",
             f"{upgrade} --set policies.enabled=true",
         )
     elif missing:

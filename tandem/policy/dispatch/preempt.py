@@ -1,4 +1,4 @@
-"""[Tiresias] the jobs at the front of the order run, whoever runs now."""
+"""[Tiresias] the jobs at the front of the order run, whichever run now."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def gregariousness(peak_probability: Floats) -> Floats:
     Worked: p = 0.2, 0.1, 0.5 give 0.1, 0.05, 0.1.
 
     Source: [OJPP] Eq. (20). Differs: a job is not compared with itself. The order is that of p,
-    whoever has left the queue, so that Alg. 3 need not sort it again before each pick.
+    jobs that have left the queue, so that Alg. 3 need not sort it again before each pick.
     """
     p = np.asarray(peak_probability, dtype=np.float64)
     if len(p) < 2:
