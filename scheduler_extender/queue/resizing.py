@@ -35,6 +35,7 @@ from scheduler_extender.queue.effects import (
 )
 from scheduler_extender.queue.parts import Parts
 from tandem.contracts.resources import GPUJobStatus, Phase, Shrunk
+from tandem.policy.elastic import SMALLER_FOR_S
 from tandem.reasons.causes import Cause
 from tandem.reasons.words import sentence
 
@@ -43,8 +44,6 @@ log = logging.getLogger(__name__)
 FEWER, AGAIN = "FewerPods", "MorePods"
 #: A workload that has not followed is written again, or read: somebody else may have changed it.
 _AGAIN_S, _LONGEST_S = 5.0, 60.0
-#: A job that was made smaller stays so for this long, and then until a GPU is idle.
-SMALLER_FOR_S = 60.0
 _LOOKS_EVERY_S = 10.0
 _KEPT_S = 300.0  # how long one stays as it is that could not be made smaller
 

@@ -125,6 +125,12 @@ def workload(name: str, apps: dict[str, Application]) -> list[PolluxJob]:
     return jobs
 
 
+def batches(name: str) -> list[int]:
+    """Return the total batch of each job of `workload-NAME.csv`."""
+    with (folder() / f"workload-{name}.csv").open(newline="") as file:
+        return [int(row["batch_size"]) for row in csv.DictReader(file)]
+
+
 def job_of(
     name: str, app: Application, submit_s: float, gpus: int, batch: int, iterations: int
 ) -> PolluxJob:

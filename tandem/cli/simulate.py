@@ -63,6 +63,9 @@ def _list_profiles() -> None:
 
 def _print_table(results: Sequence[Result]) -> None:
     columns = ["profile", "mean JCT s", "p99 s", "makespan s", "preempt", "OOM", "speed", "took s"]
+    elastic = any(r.report.resizes is not None for r in results)
+    if elastic:
+        columns.insert(5, "resizes")
     rows = [
         (
             r.profile,
@@ -70,6 +73,7 @@ def _print_table(results: Sequence[Result]) -> None:
             round(r.report.p99_jct_s),
             round(r.report.makespan_s),
             r.report.preemptions,
+            *([r.report.resizes] if elastic else []),
             r.report.ooms,
             r.report.mean_speed,
             r.report.wall_s,
@@ -113,6 +117,19 @@ def _lacks_for_sharing(jobs: Sequence[TraceJob], truth: Path | None) -> str:
     )
 
 
+def _assumed_of_elastic(jobs: Sequence[TraceJob]) -> str:
+    """Say what is taken to be true of elastic jobs without a throughput; '' where all have one."""
+    guessed = sum(job.is_elastic and not job.throughput for job in jobs)
+    if not guessed:
+        return ""
+    has = "has" if guessed == 1 else "have"
+    return (
+        f"{counted(guessed, 'elastic job')} of the trace {has} no throughput: half as many GPUs are"
+        " taken to do half as much. Measured jobs gain less from each further GPU: give throughput"
+        " (docs/replay.md)."
+    )
+
+
 def simulate(
     trace: Path | None = _TRACE,
     cluster: list[str] = _CLUSTER,
@@ -120,6 +137,9 @@ def simulate(
     set_: list[str] = _SET,
     truth: str = _TRUTH,
     preemption_cost: float = typer.Option(60.0, min=0, help="Seconds; not with --truth none."),
+    resize_cost: float = typer.Option(
+        60.0, min=0, help="Seconds in which an elastic job starts anew with other GPUs."
+    ),
     belief_error: float | None = typer.Option(
         None, min=0, help="Tell policies the truth with this mean error, not a trained model's."
     ),
@@ -168,9 +188,13 @@ def simulate(
         err.print(" ".join(assumed), highlight=False)
     elif lacks := _lacks_for_sharing(read.jobs, truth_file):
         err.print(lacks, highlight=False)
+    if guessed := _assumed_of_elastic(read.jobs):
+        err.print(guessed, highlight=False)
+        assumed.append(guessed)
     setup = Setup(
-        read.jobs, nodes, truth_file, seed, preemption_cost, belief_error, learns=learning
-    )
+        read.jobs, nodes, truth_file, seed, preemption_cost, belief_error,
+        resize_cost_s=resize_cost, learns=learning,
+    )  # fmt: skip
     with _Progress([p.name for p in profiles], len(read.jobs)) as progress:
         results = run_profiles(setup, profiles, processes=jobs, progress=progress.show)
     document: dict[str, object] = {
@@ -181,7 +205,7 @@ def simulate(
         print_json(document)
     else:
         _print_table(results)
-        if assumed:  # also where the table alone is kept
+        if truth == "mix":  # also where the table alone is kept
             out.print("Estimates with a default mix of loads, and not yours.", highlight=False)
     # Files come last: where one cannot be written, what was found has been shown.
     if json_ is not None and str(json_) != "-":

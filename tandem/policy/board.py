@@ -148,6 +148,29 @@ class Board:
             residents_of=[[] for _ in range(len(gpus))], empty=len(gpus),
         )  # fmt: skip
 
+    def twin(self) -> Board:
+        """Return a board on which all is as here, and what is tried there changes nothing here.
+
+        A dispatcher that has looked at nothing yet looks at everything on it.
+        """
+        columns = {name: column.copy() for name, column in self.columns.items()}
+        live = GpuArrays(**{name: column.view() for name, column in columns.items()})  # type: ignore[arg-type]
+        twin = Board(
+            list(self.jobs), replace(self.arrays, gpus=self.arrays.gpus.copy()), live, columns,
+            history=self.history,
+            now_s=self.now_s,
+            refused=set(self.refused),
+            rows_of=dict(self.rows_of),
+            residents_of=[list(residents) for residents in self.residents_of],
+            empty=self.empty,
+            stale=set(self.rows_of),
+            pinned=set(self.pinned),
+            moved_s=dict(self.moved_s),
+            known_loads=JobColumns(self.jobs, self.known_loads),
+        )  # fmt: skip
+        twin.interference[:] = self.interference
+        return twin
+
     @property
     def loads(self) -> JobColumns:
         """The loads of `jobs` as columns; made when they are first asked for."""
@@ -224,6 +247,14 @@ class Board:
         # Slot by slot, so that on each row those who stay are added in the order in which they are.
         for slot, other in sorted(left):
             add_worker(self.columns, self.jobs[other], np.array(left[slot, other]), other)
+
+    def resize(self, job: int, rows: Ints) -> None:
+        """Let a running job have `rows` instead, with as many pods as these make."""
+        of = self.jobs[job]
+        self.remove(job)
+        self.change(job, replace(of, pods=len(rows) // of.gpus_per_pod))
+        self.arrays.gpus[job] = len(rows)
+        self.place(job, rows)
 
     def set_aside(self, job: int) -> Aside:
         """Take a running job off to see what could be done without it; `put_back` undoes it."""

@@ -13,6 +13,7 @@ from tandem.policy.adjust.learn import Learn
 from tandem.policy.board import Board, Start
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import GpuArrays
+from tandem.policy.elastic import SMALLER_FOR_S
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.ordering.ranking import state_of
@@ -20,6 +21,7 @@ from tandem.policy.pipeline import Pipeline
 from tandem.policy.topology import Topology
 from tandem.policy.units import Bools, Floats, Ints
 from tandem.reasons.counting import counted
+from tandem.simulator.elastic import ElasticJobs, act
 from tandem.simulator.events import Events, Kind
 from tandem.simulator.jobs import TraceJob
 from tandem.simulator.kept import KeptJobs
@@ -27,6 +29,8 @@ from tandem.simulator.outcome import Outcome
 from tandem.simulator.progress import Progress
 from tandem.simulator.truth import Truth
 
+#: Times that a round is decided where there are elastic jobs: who has just started may grow.
+_AGAIN = 4
 _RELEARN = 1.1  # the distribution of finished jobs is learned anew when it has grown by a tenth
 
 
@@ -55,7 +59,8 @@ class RunOptions:
     level. `pause_s` says, by the time of a round, for how many seconds no other one
     follows: what happens in between is decided on together. Without it, each change is decided on
     at once. `admit` takes the ranked jobs and which jobs run, and yields the jobs that each
-    dispatch of a round may try, in order; without it there is one, of all.
+    dispatch of a round may try, in order; without it there is one, of all. Jobs of the trace are
+    elastic only without `begun`.
     """
 
     history: History | None = None
@@ -100,12 +105,14 @@ class Engine:
         self._postponed = False
         self._adjust = profile.adjust or options.learner
         self._order = profile.order
-        self._kept = KeptJobs.of(believed, options.topology, options.pipeline or profile.pipeline())
+        self._elastic = ElasticJobs(trace if begun is None else (), believed)
+        jobs = self._elastic.jobs
+        self._kept = KeptJobs.of(jobs, options.topology, options.pipeline or profile.pipeline())
         self._pipeline = self._kept.pipeline
-        self._arrays = _job_arrays(trace, believed) if begun is None else begun.arrays
+        self._arrays = _job_arrays(jobs) if begun is None else begun.arrays
         self._state = state_of(self._order, self._arrays)
         self._begun = begun or Begun(self._arrays, {})
-        self._board = Board.of(list(believed), self._arrays, gpus)
+        self._board = Board.of(jobs, self._arrays, gpus)
         if history is not None:
             self._board.history = history
         known = self._board.history
@@ -121,7 +128,11 @@ class Engine:
         self._adjusting = False
         self._waiting = 0
         left = np.array([job.duration_s for job in trace], dtype=np.float64)
-        self.outcome = Outcome.before(self._arrays, left)
+        sizes = self._arrays.gpus
+        if self._elastic:
+            sizes = np.array([job.gpus for job in trace], dtype=np.int64)
+            truth = replace(truth, elastic_speed=self._elastic.speeds)
+        self.outcome = Outcome.before(self._arrays.arrived_s[: len(trace)], sizes, left)
         self._events = Events(len(trace), len(gpus))
         self._progress = Progress(
             self._board,
@@ -133,6 +144,8 @@ class Engine:
             np.random.default_rng(seed),
             guarded=guarded,
         )
+        for job in self._elastic.speeds:
+            self._progress.fit(job, int(self._arrays.gpus[job]))
 
     @property
     def board(self) -> Board:
@@ -224,6 +237,8 @@ class Engine:
             self._waiting += 1
         elif kind is Kind.ROUND:
             return False
+        elif kind is Kind.GROW:
+            return True
         elif kind is Kind.TICK:
             self._ticking = False
         elif kind is Kind.ADJUST:
@@ -231,6 +246,7 @@ class Engine:
         elif kind is Kind.OOM:
             left = self._progress.out_of_memory(index)
             self._waiting += bool(left)
+            self._give_back_pods()
             self._progress.refresh(left)
             return bool(left)
         elif kind is Kind.END:
@@ -291,14 +307,19 @@ class Engine:
         self.outcome.rounds += 1
         now = self._board.now_s
         dispatch = self.profile.dispatch
-        for _ in range(self._kept.tries):
+        for _ in range(max(self._kept.tries, _AGAIN if self._elastic else 1)):
             ranked = self._state.rank(self._arrays, now, self._board.history)
-            self._pipeline = self._kept.choose(self._board, ranked)
+            if self._elastic:
+                ranked = self._elastic.with_pods(ranked, self._board, self._progress.settle)
+            self._pipeline = self._kept.choose(self._board, ranked, self._elastic.joins)
             acted = False
             for tried in self._admit(ranked, self._arrays.running):
                 if not dispatch.preempts:
                     tried = tried[~self._arrays.running[tried]]
-                dispatch(self._board, tried, self._pipeline, self._order.blocks)
+                if self._elastic.runs_on(self._board):
+                    acted |= self._decide_with_elastic(tried)
+                else:
+                    self._dispatch(self._board, tried)
                 acted |= self._carry_out()
             self._state.settle(self._arrays.running, self._progress.turned)
             self._progress.turned.clear()
@@ -313,6 +334,51 @@ class Engine:
         self.outcome.waiting.append(self._waiting)
         self.outcome.in_use.append(used)
 
+    def _dispatch(self, board: Board, ranked: Ints) -> None:
+        self.profile.dispatch(board, ranked, self._pipeline, self._order.blocks)
+
+    def _decide_with_elastic(self, ranked: Ints) -> bool:
+        """Decide on copies of the board, then act on it; say whether a job has got smaller."""
+        board = self._board
+        before = int(self.outcome.shrunk.sum())
+        act(board, self._elastic.decide(board, ranked, self._dispatch, self._resize))
+        return int(self.outcome.shrunk.sum()) > before
+
+    def _resize(self, job: int, rows: tuple[int, ...]) -> None:
+        """Let a running elastic job have other GPUs."""
+        grows = len(rows) > len(self._progress.rows[job])
+        touched = self._progress.resize(job, rows)
+        if grows:
+            self.outcome.grown[job] += self._progress.has_begun(job)
+        else:
+            self.outcome.shrunk[job] += 1
+            self._events.expect(self._board.now_s + SMALLER_FOR_S, Kind.GROW, job)
+        self._progress.refresh(touched)
+        self._note_decision("grow" if grows else "shrink", job, rows)
+
+    def _note_decision(self, verb: str, job: int, rows: tuple[int, ...]) -> None:
+        if self._record:
+            now = self._board.now_s
+            self.outcome.decisions.append((now, verb, self.trace[job].id, rows))
+
+    def _grow(self, pods: Mapping[int, tuple[int, ...]]) -> None:
+        """Let pods that have started be those of their jobs, one row with the others."""
+        more: dict[int, tuple[int, ...]] = {}
+        for pod, rows in pods.items():
+            self._board.remove(pod)
+            job = self._elastic.joins[pod]
+            more[job] = (*more.get(job, ()), *rows)
+        for job, rows in more.items():
+            if job in self._progress.rows:
+                self._resize(job, (*self._progress.rows[job], *rows))
+
+    def _give_back_pods(self) -> None:
+        """Let elastic jobs that have been stopped ask for their least again."""
+        for job in self._elastic.larger(self._board):
+            self._board.change(job, self._elastic.least(job, self._board.jobs[job]))
+            self._arrays.gpus[job] = self._board.jobs[job].gpus
+            self._progress.fit(job, self._board.jobs[job].gpus)
+
     def _carry_out(self) -> bool:
         """Do in truth what the policies have decided on the board; say whether that was anything.
 
@@ -321,8 +387,14 @@ class Engine:
         actions = self._board.take_actions()
         touched: set[int] = set()
         stopped: set[int] = set()
+        pods: dict[int, tuple[int, ...]] = {}  # that started, of elastic jobs that run
         for action in actions:
             rows: tuple[int, ...] = ()
+            if action.job in self._elastic.joins:
+                pods.pop(action.job, None)
+                if isinstance(action, Start):
+                    pods[action.job] = action.rows
+                continue
             if isinstance(action, Start):
                 rows = action.rows
                 self._progress.begin(action.job, rows)
@@ -338,10 +410,9 @@ class Engine:
                 self.outcome.preemptions[action.job] += 1
                 touched.update(self._progress.suspend(action.job))
                 self._waiting += 1
-            if self._record:
-                verb = "start" if rows else "stop"
-                now = self._board.now_s
-                self.outcome.decisions.append((now, verb, self.trace[action.job].id, rows))
+            self._note_decision("start" if rows else "stop", action.job, rows)
+        self._grow(pods)
+        self._give_back_pods()
         self._progress.refresh(touched)
         adjust = self._adjust
         if (
@@ -367,10 +438,10 @@ def _all(ranked: Ints, _: Bools) -> Iterator[Ints]:
     yield ranked
 
 
-def _job_arrays(trace: Sequence[TraceJob], believed: Sequence[Job]) -> JobArrays:
+def _job_arrays(jobs: Sequence[Job]) -> JobArrays:
     """Return the live table: nothing runs yet."""
-    arrays = JobArrays.of(believed)
-    count = len(trace)
+    arrays = JobArrays.of(jobs)
+    count = len(jobs)
     return replace(
         arrays,
         service_at_since=np.zeros(count),

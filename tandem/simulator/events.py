@@ -22,6 +22,7 @@ class Kind(IntEnum):
     ADJUST = 6
     BEGIN = 7
     ROUND = 8
+    GROW = 9
 
 
 _OF_A_JOB = (Kind.END, Kind.CROSS, Kind.PROMOTE, Kind.BEGIN)

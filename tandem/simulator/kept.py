@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Self
 
 import numpy as np
@@ -47,10 +48,16 @@ class KeptJobs:
             board, [Gang((i,), np.array(at)) for i, at in rows_of.items() if self._asks[i]]
         )
 
-    def choose(self, board: Board, ranked: Ints) -> Pipeline:
-        """Choose domains for the waiting jobs of `ranked`; return the pipeline of the round."""
-        waiting = ranked[self._asks[ranked] & ~board.on_gpus[ranked]]
-        return self._keep(board, [Gang((index,)) for index in waiting.tolist()])
+    def choose(
+        self, board: Board, ranked: Ints, joins: Mapping[int, int] = MappingProxyType({})
+    ) -> Pipeline:
+        """Choose domains for the waiting jobs of `ranked`; return the pipeline of the round.
+
+        `joins` has of pods that join a running job the job: they go to its domain.
+        """
+        waiting = ranked[self._asks[ranked] & ~board.on_gpus[ranked]].tolist()
+        at = [board.rows_of.get(joins.get(index, -1)) for index in waiting]
+        return self._keep(board, [Gang((i,), rows) for i, rows in zip(waiting, at, strict=True)])
 
     def _keep(self, board: Board, gangs: Sequence[Gang]) -> Pipeline:
         if self._keeper is not None and gangs:

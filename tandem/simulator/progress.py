@@ -41,6 +41,8 @@ class Progress:
         guarded: bool = False,
     ) -> None:
         self.rows: dict[int, tuple[int, ...]] = {}  # of each running job
+        self._began_s: dict[int, float] = {}
+        self._resized_s: dict[int, float] = {}
         self.turned: set[int] = set()  # who has started or stopped since the last round
         self._starting: set[int] = set()  # those that hold their GPUs and have yet to begin
         self._free_s: dict[int, float] = {}  # when a GPU is free of who was preempted there
@@ -55,6 +57,9 @@ class Progress:
         self._outcome = outcome
         self._rng = rng
         self._guarded = guarded
+        # Of elastic jobs: on how many GPUs the seconds are that say what is left.
+        self._size = {job: len(speeds) - 1 for job, speeds in truth.elastic_speed.items()}
+        outcome.elastic_gpu_s[list(truth.elastic_speed)] = 0.0
         self._widest_node = int(np.bincount(board.gpus.node).max())
         # Where no job can slow or kill another, there are no speeds to keep up to date.
         self._sharing = (
@@ -76,7 +81,10 @@ class Progress:
         arrays.since_s[job] = now
         if now < arrays.first_started_s.item(job):
             arrays.first_started_s[job] = now
+        self.fit(job, len(rows))
         self._left_at_start[job] = self._left[job]
+        self._began_s[job] = now
+        self._resized_s.pop(job, None)
         self.rows[job] = rows
         self._truth = self._truth.accumulating(job, self._board.jobs[job].accumulation_steps)
         self._events.void_job(job)
@@ -124,6 +132,55 @@ class Progress:
         self._expect(job)
         self.refresh(set(self.rows[job]))
 
+    def resize(self, job: int, rows: tuple[int, ...]) -> set[int]:
+        """Let a running job have other GPUs from now on; return all whose residents have changed.
+
+        It starts anew with them, which takes `resize_cost_s`, unless it has started just now. Where
+        it is still starting anew after another change, it begins with that once more.
+        """
+        self.settle(job)
+        changed = set(self.rows[job]) ^ set(rows)
+        self._board.resize(job, np.array(rows, dtype=np.int64))
+        self.rows[job] = rows
+        cost_s, now = self._truth.resize_cost_s, self._board.now_s
+        unfinished_s = max(0.0, self._resized_s.get(job, -np.inf) + cost_s - now)
+        self._redo(job, -unfinished_s)
+        self.fit(job, len(rows))
+        if self.has_begun(job):
+            self._redo(job, cost_s)
+            self._resized_s[job] = now
+        self._arrays.speed[job] = self._speed(job) if self._sharing else 1.0
+        self._events.void_job(job)
+        self._expect(job)
+        return changed
+
+    def _redo(self, job: int, cost_s: float) -> None:
+        """Let a job do nothing for a while, or for so much less."""
+        self._left[job] += cost_s
+        self._arrays.remaining_at_since[job] += cost_s
+        self._outcome.overhead_s[job] += cost_s * self._size_speed(job)
+
+    def fit(self, job: int, gpus: int) -> None:
+        """Say in seconds alone on `gpus` GPUs what an elastic job has to do; nothing for others."""
+        before = self._size.get(job)
+        if before is None or before == gpus:
+            return
+        speeds = self._truth.elastic_speed[job]
+        factor = speeds[before] / speeds[gpus]
+        self._left[job] *= factor
+        self._left_at_start[job] *= factor
+        self._arrays.remaining_at_since[job] *= factor
+        self._size[job] = gpus
+
+    def has_begun(self, job: int) -> bool:
+        """Say whether a running job started before this moment."""
+        return self._board.now_s > self._began_s[job]
+
+    def _size_speed(self, job: int) -> float:
+        """Return the speed of a job alone on its GPUs, as a share of that on all that it wants."""
+        size = self._size.get(job)
+        return 1.0 if size is None else self._truth.elastic_speed[job][size]
+
     def hold_still(self) -> None:
         """Write down that those who have yet to begin have attained nothing until now."""
         for job in self._starting:
@@ -153,10 +210,7 @@ class Progress:
         self.settle(job)
         self._started(job)
         arrays, now = self._arrays, self._board.now_s
-        cost = self._truth.preemption_cost_s
-        self._left[job] += cost
-        arrays.remaining_at_since[job] += cost
-        self._outcome.overhead_s[job] += cost
+        self._redo(job, self._truth.preemption_cost_s)
         arrays.running[job] = False
         self.turned.add(job)
         arrays.speed[job] = 0.0
@@ -183,6 +237,8 @@ class Progress:
         arrays.service_at_since[job] += gained
         arrays.since_s[job] = now
         self._outcome.run_s[job] += passed
+        if job in self._size:
+            self._outcome.elastic_gpu_s[job] += done * len(self.rows[job])
 
     def cross(self, job: int) -> float:
         """Note that a job's service has come to a threshold; return that service, GPU-seconds."""
@@ -233,7 +289,7 @@ class Progress:
         self._outcome.ooms[victim] += 1
         saves = self._guarded and board.jobs[victim].checkpointable
         lost = 0.0 if saves else self._left_at_start[victim] - self._left[victim]
-        self._outcome.overhead_s[victim] += lost
+        self._outcome.overhead_s[victim] += lost * self._size_speed(victim)
         self._left[victim] += lost
         capacity = float(board.gpus.memory_capacity_gib[row])
         others = besides(residents, victim)

@@ -30,10 +30,12 @@ class Report:
     mean_slowdown: float  # time on GPUs / solo time of the same work - 1, mean over jobs
     mean_speed: float  # solo time / time on GPUs of the same work, mean over jobs
     wall_s: float
+    resizes: int | None = None  # of elastic jobs while they ran; None: no job is elastic
+    shrinks: int | None = None  # those of them by which a job got smaller
 
     def as_json(self) -> dict[str, float | int]:
-        """Return the figures by name."""
-        return asdict(self)
+        """Return the figures by name, those that there are."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def report(outcome: Outcome, truth: Truth, gpus: int, wall_s: float) -> Report:
@@ -41,7 +43,9 @@ def report(outcome: Outcome, truth: Truth, gpus: int, wall_s: float) -> Report:
     jct = outcome.end_s - outcome.submit_s
     makespan = float(outcome.end_s.max() - outcome.submit_s.min())
     work = outcome.duration_s + outcome.overhead_s
-    busy = float((outcome.gpus * work * truth.gpu_utilisation).sum())
+    elastic = ~np.isnan(outcome.elastic_gpu_s)
+    work_gpu_s = np.where(elastic, outcome.elastic_gpu_s, outcome.gpus * work)
+    busy = float((work_gpu_s * truth.gpu_utilisation).sum())
     median, p95, p99 = np.percentile(jct, [50, 95, 99])
     return Report(
         jobs=len(jct),
@@ -60,4 +64,6 @@ def report(outcome: Outcome, truth: Truth, gpus: int, wall_s: float) -> Report:
         mean_slowdown=float((outcome.run_s / work).mean() - 1),
         mean_speed=float((work / outcome.run_s).mean()),
         wall_s=wall_s,
+        resizes=int(outcome.resizes.sum()) if elastic.any() else None,
+        shrinks=int(outcome.shrunk.sum()) if elastic.any() else None,
     )

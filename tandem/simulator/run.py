@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,7 @@ class Setup:
     seed: int = 0
     preemption_cost_s: float = 60.0  # where there is interference; orderings alone cost nothing
     belief_error: float | None = None  # mean relative; None: a model trained without the pair
+    resize_cost_s: float = 60.0  # each time that an elastic job gets another number of GPUs
     learns: bool = True  # from pairs that run, as the cluster does; false: predictions alone
 
     def gpus(self, shares: int) -> GpuArrays:
@@ -47,6 +48,10 @@ class Setup:
 
     def world(self, gpus: GpuArrays) -> World:
         """Return what is true and what is believed."""
+        world = self._world(gpus)
+        return replace(world, truth=replace(world.truth, resize_cost_s=self.resize_cost_s))
+
+    def _world(self, gpus: GpuArrays) -> World:
         if self.truth_file is None:
             return plain_world(self.trace, gpus)
         types = gpu_types(self.nodes)
@@ -86,19 +91,21 @@ def check_fits(setup: Setup) -> None:
     largest = max(Counter(rack for rack in in_racks if rack >= 0).values(), default=0)
     for job, believed in zip(setup.trace, world.believed, strict=True):
         may = ~gpus.sliced if believed.spans else np.ones(total, dtype=np.bool_)
+        least = job.least_gpus
+        some = " at least" if job.is_elastic else ""
         room = int((may & (gpus.memory_capacity_gib >= believed.memory_base_gib)).sum())
-        if job.gpus > total:
-            reasons.append(f"{job.id} wants {job.gpus} GPUs of {total}")
-        elif job.gpus > may.sum():
-            reasons.append(f"{job.id} wants {job.gpus} GPUs, and {may.sum()} are no slices")
-        elif job.required_topology and job.gpus > largest:
+        if least > total:
+            reasons.append(f"{job.id} wants {least} GPUs{some} of {total}")
+        elif least > may.sum():
+            reasons.append(f"{job.id} wants {least} GPUs{some}, and {may.sum()} are no slices")
+        elif job.required_topology and least > largest:
             reasons.append(
-                f"{job.id} wants {job.gpus} GPUs of one {job.required_topology}, the largest has"
+                f"{job.id} wants {least} GPUs{some} of one {job.required_topology}, the largest has"
                 f" {largest}"
             )
-        elif job.gpus > room:
+        elif least > room:
             reasons.append(
-                f"{job.id} wants {job.gpus} GPUs with {believed.memory_base_gib:.1f} GiB, "
+                f"{job.id} wants {least} GPUs{some} with {believed.memory_base_gib:.1f} GiB, "
                 f"{room} have it"
             )
     if reasons:

@@ -20,7 +20,7 @@ from tandem.simulator.jobs import TraceJob
 REQUIRED = ("job_id", "submit_time_s", "num_gpus", "duration_s")
 OPTIONAL = ("model", "batch_size", "iterations", "gpu_util", "memory_gib", "memory_peak_gib",
             "peak_probability", "iteration_s", "required_topology",
-            "preferred_topology")  # fmt: skip
+            "preferred_topology", "min_gpus", "throughput")  # fmt: skip
 
 #: What every program reads as the same number: Python also takes 1_000, and digits of any script.
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -108,11 +108,41 @@ def _canonical_job(row: dict[str, str], seen: set[str]) -> TraceJob:
         peak_probability=_optional(row, "peak_probability", 1.0),
         required_topology=_level(row, "required_topology"),
         preferred_topology=_level(row, "preferred_topology"),
+        min_gpus=_whole(row, "min_gpus", 1) if row.get("min_gpus") else None,
+        throughput=_throughput(row),
     )
+    _check_elastic(job)
     if (job.memory_peak_gib or math.inf) < (job.memory_base_gib or 0.0):
         raise ValueError("memory_peak_gib is below memory_gib")
     seen.add(job.id)
     return job
+
+
+def _throughput(row: dict[str, str]) -> tuple[tuple[int, float], ...]:
+    """`1:10 2:19.5 4:36`: GPUs, and work per second on as many."""
+    found = []
+    for point in (row.get("throughput") or "").split():
+        gpus, colon, work_per_s = point.partition(":")
+        if not colon:
+            raise ValueError(f"throughput {point[:_SHOWN]!r} must be GPUs:throughput, as in 2:19.5")
+        pair = {"throughput": gpus}, {"throughput": work_per_s}
+        found.append(
+            (_whole(pair[0], "throughput", 1), _number(pair[1], "throughput", 0.0, above=True))
+        )
+    return tuple(found)
+
+
+def _check_elastic(job: TraceJob) -> None:
+    if job.min_gpus is not None and job.min_gpus > job.gpus:
+        raise ValueError(f"min_gpus {job.min_gpus} is above num_gpus {job.gpus}")
+    counts = [gpus for gpus, _ in job.throughput]
+    if counts != sorted(set(counts)):
+        raise ValueError("throughput must have each number of GPUs once, the fewest first")
+    if counts and not (counts[0] <= job.least_gpus and counts[-1] >= job.gpus):
+        raise ValueError(
+            f"throughput goes from {counts[0]} to {counts[-1]} GPUs, and must go from"
+            f" {job.least_gpus} to {job.gpus}"
+        )
 
 
 def _philly(path: Path) -> Iterator[Row]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
@@ -57,8 +57,11 @@ class Truth:
     memory_gib: Floats  # (gpus,)
     gpu_utilisation: Floats  # (jobs,) percent, when alone
     preemption_cost_s: float = 0.0  # work that a preempted job does again
+    resize_cost_s: float = 0.0  # for which an elastic job starts anew once its GPUs change
     latency: Latency | None = None  # none: a start and a preemption take no time
     spread_slowdown: Floats | None = None  # (jobs,) when on more nodes than needed
+    # Of elastic jobs, by the number of GPUs: the speed as a share of that on all that they want.
+    elastic_speed: Mapping[int, Sequence[float]] = field(default_factory=dict)
     sub_batches: Sequence[Mapping[int, SubBatch]] = ()  # by job, by accumulation steps
     stretch: Floats | None = None  # (jobs,) of an iteration, by the accumulation steps in use
 

@@ -264,3 +264,46 @@ def test_plots_without_the_library_are_refused_before_the_replay(
     assert done.returncode == 1
     assert "matplotlib" in done.stderr
     assert "pip install" in done.stderr
+
+
+ELASTIC = f"{HEAD},min_gpus,throughput"
+
+
+def test_the_command_says_how_often_elastic_jobs_were_resized(
+    tandem: Callable[..., Done], tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(f"{ELASTIC}\na,0,3,10,,\ne,0,4,100,1,1:1 4:4\nf,0,4,100,1,\n")
+    arguments = "--trace", path, "--cluster", "1x4", "--profile", "fifo", "--resize-cost", 0
+    done = tandem(*arguments, "--json", "-")
+    document = json.loads(done.stdout)
+    found = document["profiles"]["fifo"]
+    assert found.keys() == FIGURES | {"resizes", "shrinks"}
+    assert (found["resizes"], found["shrinks"]) == (1, 0)
+    assert found["mean_gpu_utilisation"] == pytest.approx(100.0)
+    (assumed,) = document["assumed"]
+    assert assumed.startswith("1 elastic job of the trace has no throughput")
+    assert " ".join(assumed.split()) in " ".join(done.stderr.split())
+    assert "resizes" in tandem(*arguments).stdout
+
+
+def test_a_resize_costs_what_the_command_says(tandem: Callable[..., Done], tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(f"{ELASTIC}\na,0,3,10,,\ne,0,4,100,1,1:1 4:4\n")
+    arguments = "--trace", path, "--cluster", "1x4", "--profile", "fifo", "--json", "-"
+    spans = [
+        json.loads(tandem(*arguments, *cost).stdout)["profiles"]["fifo"]["makespan_s"]
+        for cost in (("--resize-cost", 0), ("--resize-cost", 5), ())
+    ]
+    assert spans == pytest.approx([107.5, 112.5, 167.5])
+
+
+def test_of_a_trace_without_elastic_jobs_nothing_more_is_said(
+    tandem: Callable[..., Done], tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(f"{ELASTIC}\na,0,3,10,3,\ne,0,4,100,,\n")
+    done = tandem("--trace", path, "--cluster", "1x4", "--profile", "fifo", "--json", "-")
+    document = json.loads(done.stdout)
+    assert document["profiles"]["fifo"].keys() == FIGURES
+    assert "assumed" not in document

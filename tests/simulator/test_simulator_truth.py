@@ -120,6 +120,9 @@ def outcome(**changes: object) -> Outcome:
         "preemptions": np.array([1, 2]),
         "migrations": np.array([0, 3]),
         "ooms": np.array([4, 0]),
+        "grown": np.zeros(2, dtype=np.int64),
+        "shrunk": np.zeros(2, dtype=np.int64),
+        "elastic_gpu_s": np.full(2, np.nan),
         "busy_gpu_s": 105.0,
         "max_gpus_used": 4,
     }
