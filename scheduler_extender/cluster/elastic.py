@@ -6,6 +6,7 @@ highest numbers go.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from scheduler_extender.cluster.gangs import Gang
@@ -51,6 +52,20 @@ def going(gang: Gang) -> list[PodInfo]:
     """Return the pods that go because their workload was given fewer."""
     shrunk = gang.job.status.shrunk
     return [] if shrunk is None else beyond(gang, shrunk.pods)
+
+
+def grows(gang: Gang, planned: Collection[str]) -> bool:
+    """Say whether a gang has the pods that it needs, so that others of it only make it larger.
+
+    `planned` are the uids of its pods that have a place in its plan.
+    """
+    expected = gang.expected
+    if expected is None or expected.least is None:
+        return False
+    if expected.least >= sum(expected.roles.values()):
+        return False
+    on_their_way = sum(1 for uid in planned if gang.is_waiting(uid))
+    return gang.holds + on_their_way >= expected.least
 
 
 def smaller(gang: Gang) -> list[Smaller]:

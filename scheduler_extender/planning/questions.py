@@ -99,7 +99,8 @@ class Question:
     uid, `going` the uids of those that are giving up their GPUs, `victims` who may be asked to:
     empty where jobs do not compete anew. `targets` has the GPUs (node, UUID) on which gangs that
     are being moved start again. `elastic` has of victims how small they may become, each step with
-    more pods that go. `by_work_left`: the order compares the work that jobs have left,
+    more pods that go. `growing` are elastic gangs that run, and want pods beyond those that they
+    need. `by_work_left`: the order compares the work that jobs have left,
     not their service.
     """
 
@@ -113,6 +114,7 @@ class Question:
     going: frozenset[str] = frozenset()
     victims: Mapping[Key, Victim] = field(default_factory=dict)
     elastic: Mapping[Key, Sequence[Shrinks]] = field(default_factory=dict)
+    growing: frozenset[Key] = frozenset()
     where_of: Mapping[Key, int] = field(default_factory=dict)
     avoids: Mapping[Key, Avoids] = field(default_factory=dict)
     targets: Mapping[Key, frozenset[tuple[str, str]]] = field(default_factory=dict)

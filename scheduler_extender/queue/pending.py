@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from scheduler_extender.cluster.elastic import grows
 from scheduler_extender.cluster.gangs import Ask, Gang, ask_of, by_role
 from scheduler_extender.cluster.jobs import in_steps, job_of
 from scheduler_extender.cluster.pods import PodInfo, Shape
@@ -29,6 +30,7 @@ class PendingJobs:
     def __init__(self, changed: Callable[[], None], believe: Believe = lambda job, _: job) -> None:
         self.starts: dict[Key, tuple[Start, ...]] = {}
         self.where_of: dict[Key, int] = {}  # how a gang's pods asked last
+        self.growing: set[Key] = set()  # elastic gangs that run, of those in `starts`
         self._pods: dict[int, tuple[PodInfo, ...]] = {}  # by number, one pod of each of its shapes
         #: By number of those that start together, how many GPUs each of their pods asks for.
         self.together: dict[int, int] = {}
@@ -67,6 +69,8 @@ class PendingJobs:
             starts.append(Start(gang.key, job, first.pods, first.role, tuple(others)))
         if starts:
             self.starts[gang.key] = tuple(starts)
+            if grows(gang, lifecycle.planned_uids(record.status, now_s)):
+                self.growing.add(gang.key)
             self.where_of[gang.key] = starts[0].job.where
             self._changed()
 
@@ -105,6 +109,7 @@ class PendingJobs:
     def drop(self, key: Key) -> None:
         """Forget what a gang wants: it has it, or is looked at anew."""
         self.starts.pop(key, None)
+        self.growing.discard(key)
 
     def forget(self, key: Key) -> None:
         """Forget a gang that is gone."""

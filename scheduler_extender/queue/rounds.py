@@ -36,6 +36,7 @@ from scheduler_extender.queue.quota_accounts import Accounts
 from scheduler_extender.queue.reason_writer import Chooser, ReasonWriter, Why
 from scheduler_extender.queue.resizing import Resizer
 from scheduler_extender.quotas.grants import Turn
+from scheduler_extender.quotas.growing import grow_last
 from scheduler_extender.quotas.round import plan_within
 from scheduler_extender.quotas.shrinking import shrink_first
 from tandem.contracts.resources import GPUJobStatus
@@ -162,13 +163,17 @@ class Rounds:
         began_s = time.thread_time()
         question = frozen()
         turn = self._accounts.turn(promised)
-        answer = plan_within(question, turn, self._planner.plan)
-        shrink_first(question, turn, answer, self._planner.plan)
+        answer = grow_last(question, partial(self._decided, turn))
         to_tell = tell(answer.waiting, answer.explain)
         answer.forget_board()  # to free it takes milliseconds, which the event loop shall not spend
         starving = self._queue_state.starving(now_s)
         cpu_s = time.thread_time() - began_s
         return Planned(question, turn, answer, to_tell, starving, cpu_s)
+
+    def _decided(self, turn: Turn, question: Question) -> Answer:
+        answer = plan_within(question, turn, self._planner.plan)
+        shrink_first(question, turn, answer, self._planner.plan)
+        return answer
 
     def report(self, planned: Planned) -> None:
         """Promote jobs that starve, write why jobs wait, and hand the cycle to the forecasts."""
@@ -208,6 +213,7 @@ class Rounds:
                 self._work.add(key)
         picture: dict[str, Any] = {
             "starts": dict(self._pending.starts),
+            "growing": frozenset(self._pending.growing),
             "snapshot": self._state.snapshot(),
             "claims": self._state.ledger.counting(),
             "victims": victims,

@@ -164,6 +164,47 @@ def test_an_elastic_job_gets_smaller_before_it_is_stopped_and_grows_back(
     run(scenario)
 
 
+def test_it_grows_into_idle_gpus_and_stops_no_other_job_for_that() -> None:
+    """The other job has had more service, and would give way to a job that starts."""
+    settings = QueueConfig(min_run_s=0, preemption_cost_s=0, max_preemptions_per_hour=100)
+    plant = Plant(least=2, settings=settings)
+    cluster = plant.cluster
+    notes = {names.EXCLUSIVE: "true", names.CHECKPOINT: "true"}
+    labels = {"training.kubeflow.org/replica-type": "worker"}
+
+    async def rival(pods: int) -> None:
+        spec = {plant.field: {"Worker": {"replicas": pods, "template": template(1)}}}
+        uid = create(cluster, plant.jobs, "rival", spec)
+        for number in range(pods):
+            name = f"r{number}"
+            owned(cluster, name, plant.jobs, "rival", uid, labels=labels, annotations=notes)
+        await wait(cluster, 3)
+        for number in range(pods):
+            cluster.bind_as_planned(f"r{number}")
+            began = {"state": {"running": {"startedAt": rfc3339(cluster.now)}}}
+            status = {"status": {"phase": "Running", "containerStatuses": [began]}}
+            cluster.api.patch(PODS, f"r{number}", status, "default", subresource="status")
+
+    async def scenario() -> None:
+        await rival(2)
+        for _ in range(200):
+            await wait(cluster, 60)
+        await plant.go(8)
+        assert plant.status["phase"] == "Running"
+        assert sum(bool(cluster.pod(f"w{n}")["spec"].get("nodeName")) for n in range(4)) == 2
+        await plant.go(100)
+        told = cluster.gpujob("pytorchjob-rival")["status"]
+        assert told["phase"] == "Running"
+        assert not told["preemptedAt"]
+        for number in range(2):
+            cluster.api.delete(PODS, f"r{number}", "default")
+        cluster.api.delete(plant.jobs, "rival", "default")
+        await plant.go(20)
+        assert all(cluster.pod(f"w{n}")["spec"].get("nodeName") for n in range(4))
+
+    run(scenario)
+
+
 def test_it_gets_no_smaller_than_needed() -> None:
     plant = Plant(least=1)
 
