@@ -144,7 +144,7 @@ class ElasticJobs:
         greedy: set[int] = set()  # for whose pods a job would be stopped
         while True:
             last = self._without_pods_of(greedy, ranked)
-            actions = _try(board.twin(), last, dispatch)
+            actions = self._try(board.twin(), last, dispatch)
             victims = _victims_by_start(actions, board.rows_of)
             grows = {self.joins[to] for to in victims if to in self.joins}
             if grows:
@@ -177,7 +177,7 @@ class ElasticJobs:
         then.take_actions()
         then.pinned.update(then.rows_of)
         there = [self.joins[index] in then.rows_of for index in pods.tolist()]
-        return _try(then, pods[there], dispatch)
+        return self._try(then, pods[there], dispatch)
 
     def _instead(
         self, to: int, victims: Sequence[int], board: Board, ranked: Ints, dispatch: Dispatch
@@ -195,7 +195,7 @@ class ElasticJobs:
             rest = self._without_pods_of({each.job for each in smaller}, ranked)
             return any(
                 isinstance(action, Start) and action.job == to
-                for action in _try(then, rest, dispatch)
+                for action in self._try(then, rest, dispatch)
             )
 
         return smaller_instead(
@@ -215,6 +215,22 @@ class ElasticJobs:
             keeps = tuple(row for pod in pods[:kept] for row in pod)
             found.append(Smaller(job, len(board.rows_of[job]) - len(keeps), keeps))
         return found
+
+    def _try(self, board: Board, ranked: Ints, dispatch: Dispatch) -> list[Action]:
+        """Return what a dispatch does, without pods on a GPU that their own job has already."""
+        dispatch(board, ranked)
+        actions = board.take_actions()
+        pods = {a.job: a.rows for a in actions if isinstance(a, Start) and a.job in self.joins}
+        taken = {job: set(board.rows_of[job].tolist()) for job in map(self.joins.__getitem__, pods)
+                 if job in board.rows_of}  # fmt: skip
+        dropped = set()
+        for pod, rows in pods.items():
+            its = taken.setdefault(self.joins[pod], set())
+            if its.isdisjoint(rows):
+                its.update(rows)
+            else:
+                dropped.add(pod)
+        return [action for action in actions if action.job not in dropped]
 
     def _without_pods_of(self, jobs: Collection[int], ranked: Ints) -> Ints:
         return ranked[[self.joins.get(index) not in jobs for index in ranked.tolist()]]
@@ -240,11 +256,6 @@ def act(board: Board, actions: Sequence[Action]) -> None:
             board.start(action.job, np.array(action.rows, dtype=np.int64))
         else:
             board.stop(action.job, too_slow=action.too_slow)
-
-
-def _try(board: Board, ranked: Ints, dispatch: Dispatch) -> list[Action]:
-    dispatch(board, ranked)
-    return board.take_actions()
 
 
 def _victims_by_start(

@@ -193,9 +193,9 @@ def test_it_grows_into_idle_gpus_and_stops_no_other_job_for_that() -> None:
         assert plant.status["phase"] == "Running"
         assert sum(bool(cluster.pod(f"w{n}")["spec"].get("nodeName")) for n in range(4)) == 2
         await plant.go(100)
-        told = cluster.gpujob("pytorchjob-rival")["status"]
-        assert told["phase"] == "Running"
-        assert not told["preemptedAt"]
+        found = cluster.gpujob("pytorchjob-rival")["status"]
+        assert found["phase"] == "Running"
+        assert not found["preemptedAt"]
         for number in range(2):
             cluster.api.delete(PODS, f"r{number}", "default")
         cluster.api.delete(plant.jobs, "rival", "default")

@@ -229,6 +229,16 @@ def test_where_gpus_are_shared_all_jobs_end_and_keep_to_their_bounds(
         assert sum(now.values()) <= 16
 
 
+def test_pods_of_one_job_are_on_different_gpus() -> None:
+    jobs = [
+        elastic("e", 0, 1, 6, 257), *trace((0, 4, 1), (1, 3, 333), (1, 8, 1)),
+    ]  # fmt: skip
+    outcome = run(jobs, "2x4", "tandem", slowdown=0.3, resize_cost_s=60.0)
+    starts = [rows for _, verb, _, rows in outcome.decisions if verb != "stop"]
+    assert starts
+    assert all(len(set(rows)) == len(rows) for rows in starts)
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 @settings(max_examples=15, deadline=None)
 @given(jobs=workloads())
