@@ -54,6 +54,16 @@ def going(gang: Gang) -> list[PodInfo]:
     return [] if shrunk is None else beyond(gang, shrunk.pods)
 
 
+def works_together(gang: Gang) -> bool:
+    """Say whether the pods of a gang work on one thing, and not each for itself.
+
+    Collective libraries such as NCCL refuse two ranks on one GPU.
+    """
+    expected = gang.expected
+    elastic = expected is not None and expected.least is not None
+    return elastic or gang.job.spec.demand.gang_size > 1
+
+
 def grows(gang: Gang, planned: Collection[str]) -> bool:
     """Say whether a gang has the pods that it needs, so that others of it only make it larger.
 

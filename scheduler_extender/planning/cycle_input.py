@@ -6,6 +6,7 @@ the ledger's to rows of the board.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.table import columns_of, gpu_arrays, places_of
 from scheduler_extender.planning.cluster_pipeline import SPECIAL
-from scheduler_extender.planning.questions import Part, Question, Start
+from scheduler_extender.planning.questions import Avoids, Part, Question, Start
 from tandem.policy.board import Board
 from tandem.policy.cluster import GpuArrays
 from tandem.policy.columns import JobColumns
@@ -384,17 +385,24 @@ def keep_to_domains(question: Question, inputs: CycleInput, pipeline: Pipeline) 
 
 
 def _keep_apart(question: Question, inputs: CycleInput) -> None:
-    """Give those a `where` of their own that avoid certain nodes or neighbours."""
-    if not question.avoids:
+    """Give those a `where` of their own that avoid certain nodes or neighbours.
+
+    The neighbours of a gang's further pods are all other pods of that gang.
+    """
+    if not (question.avoids or question.joining):
         return
     names = np.array(question.snapshot.node_names)
     handles = {key: i for i, key in enumerate(inputs.keys) if i in inputs.held}
     waiting = {i for i, start in enumerate(inputs.starts) if start is not None}
     waiting |= {i for roles in inputs.roles.values() for i in roles}
+    of_gang: dict[Key, list[int]] = defaultdict(list)
     for index, key in enumerate(inputs.keys):
-        if key not in question.avoids or index not in waiting:
+        if key in question.joining:
+            of_gang[key].append(index)
+    for index, key in enumerate(inputs.keys):
+        if index not in waiting or not (key in question.avoids or key in of_gang):
             continue
-        avoid, job = question.avoids[key], inputs.board.jobs[index]
+        avoid, job = question.avoids.get(key, Avoids()), inputs.board.jobs[index]
         everywhere = np.ones(len(names), dtype=np.bool_)
         number = SPECIAL + index
         nodes = inputs.nodes.get(job.where, everywhere)
@@ -403,6 +411,7 @@ def _keep_apart(question: Question, inputs: CycleInput) -> None:
         others = nodes & ~np.isin(names, sorted(avoid.nodes))
         inputs.nodes[number] = others if others.any() else nodes
         apart = [handles[key] for key in avoid.neighbours if key in handles]
+        apart += [other for other in of_gang.get(key, ()) if other != index]
         if apart:
             inputs.apart[number] = np.array(apart, dtype=np.int64)
         inputs.board.change(index, replace(job, where=number))

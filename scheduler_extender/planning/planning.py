@@ -396,7 +396,7 @@ class _Explaining:
     def _of_roles(self, start: Start) -> tuple[Cause, ...]:
         """Return why a start waits: the first of its roles that has no place, even by itself."""
         if not start.others:
-            return self._found(start.job)
+            return self._next_to_its_own(start) or self._found(start.job)
         for part in start.parts:
             if not self._fits(part.job):
                 return tuple(_of_role(part, cause) for cause in self._found(part.job))
@@ -404,6 +404,19 @@ class _Explaining:
         if not self._capacity.holds(start.parts):
             return (self._capacity.too_small(start.parts), *needs)
         return (Cause(Reason.ROLES, gpus=start.gpus), *needs)
+
+    def _next_to_its_own(self, start: Start) -> tuple[Cause, ...]:
+        """Return why pods wait for whom only GPUs of other pods of their gang are left."""
+        if start.gpujob not in self._q.joining or not self._fits(start.job):
+            return ()
+        inputs, gpus = self._inputs, self._inputs.board.gpus
+        index = next(i for i, each in enumerate(inputs.starts) if each is start)
+        job = inputs.board.jobs[index]
+        allowed = self._of_round.allowed(job, gpus)
+        if np.count_nonzero(allowed) >= job.gpus or job.where not in inputs.apart:
+            return ()
+        own = self._of_round.allowed(start.job, gpus) & ~allowed
+        return wanted(job, allowed), Cause(Reason.OWN_PODS, gpus=int(np.count_nonzero(own)))
 
     def _fits(self, job: Job) -> bool:
         return isinstance(self._placed(job), Placement)

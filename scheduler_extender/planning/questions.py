@@ -100,7 +100,8 @@ class Question:
     empty where jobs do not compete anew. `targets` has the GPUs (node, UUID) on which gangs that
     are being moved start again. `elastic` has of victims how small they may become, each step with
     more pods that go. `growing` are elastic gangs that run, and want pods beyond those that they
-    need. `by_work_left`: the order compares the work that jobs have left,
+    need; `joining` are gangs whose pods start one by one, each on a GPU that no other pod of
+    the gang has. `by_work_left`: the order compares the work that jobs have left,
     not their service.
     """
 
@@ -115,6 +116,7 @@ class Question:
     victims: Mapping[Key, Victim] = field(default_factory=dict)
     elastic: Mapping[Key, Sequence[Shrinks]] = field(default_factory=dict)
     growing: frozenset[Key] = frozenset()
+    joining: frozenset[Key] = frozenset()
     where_of: Mapping[Key, int] = field(default_factory=dict)
     avoids: Mapping[Key, Avoids] = field(default_factory=dict)
     targets: Mapping[Key, frozenset[tuple[str, str]]] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from scheduler_extender.cluster.elastic import grows
+from scheduler_extender.cluster.elastic import grows, works_together
 from scheduler_extender.cluster.gangs import Ask, Gang, ask_of, by_role
 from scheduler_extender.cluster.jobs import in_steps, job_of
 from scheduler_extender.cluster.pods import PodInfo, Shape
@@ -31,6 +31,7 @@ class PendingJobs:
         self.starts: dict[Key, tuple[Start, ...]] = {}
         self.where_of: dict[Key, int] = {}  # how a gang's pods asked last
         self.growing: set[Key] = set()  # elastic gangs that run, of those in `starts`
+        self.joining: set[Key] = set()  # gangs whose pods start one by one, of those in `starts`
         self._pods: dict[int, tuple[PodInfo, ...]] = {}  # by number, one pod of each of its shapes
         #: By number of those that start together, how many GPUs each of their pods asks for.
         self.together: dict[int, int] = {}
@@ -69,8 +70,11 @@ class PendingJobs:
             starts.append(Start(gang.key, job, first.pods, first.role, tuple(others)))
         if starts:
             self.starts[gang.key] = tuple(starts)
-            if grows(gang, lifecycle.planned_uids(record.status, now_s)):
+            planned = lifecycle.planned_uids(record.status, now_s)
+            if grows(gang, planned):
                 self.growing.add(gang.key)
+            if works_together(gang) and (gang.holds or planned or len(starts) > 1):
+                self.joining.add(gang.key)
             self.where_of[gang.key] = starts[0].job.where
             self._changed()
 
@@ -110,6 +114,7 @@ class PendingJobs:
         """Forget what a gang wants: it has it, or is looked at anew."""
         self.starts.pop(key, None)
         self.growing.discard(key)
+        self.joining.discard(key)
 
     def forget(self, key: Key) -> None:
         """Forget a gang that is gone."""

@@ -214,6 +214,7 @@ class Rounds:
         picture: dict[str, Any] = {
             "starts": dict(self._pending.starts),
             "growing": frozenset(self._pending.growing),
+            "joining": frozenset(self._pending.joining),
             "snapshot": self._state.snapshot(),
             "claims": self._state.ledger.counting(),
             "victims": victims,

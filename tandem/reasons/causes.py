@@ -37,6 +37,7 @@ class Reason(StrEnum):
     SLOWDOWN = "SlowdownTooHigh"
     BAD_NEIGHBOURS = "BadNeighbours"
     UNEQUAL_WORKERS = "UnequalWorkers"
+    OWN_PODS = "HeldByItsOwnPods"
     # What keeps its pods off nodes.
     NODE_SHORT = "NodeResourceTaken"
     NODE_TOO_SMALL = "NodeTooSmall"

@@ -59,6 +59,7 @@ EXAMPLES: Mapping[Reason, Cause] = MappingProxyType(
             Cause(Reason.UTILISATION, gpus=1, value=131, bound=100),
             Cause(Reason.SLOWDOWN, gpus=2, value=0.41, bound=0.35),
             Cause(Reason.BAD_NEIGHBOURS, gpus=1),
+            Cause(Reason.OWN_PODS, gpus=1),
             Cause(Reason.UNEQUAL_WORKERS, gpus=4, value=0.3, bound=0.1),
             Cause(Reason.NODE_SHORT, nodes=3, resource="memory", amount="500Gi"),
             Cause(Reason.NODE_TOO_SMALL, nodes=1, resource="rdma/hca", amount="2"),

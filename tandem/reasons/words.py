@@ -153,6 +153,10 @@ WORDS: Mapping[Reason, Words] = MappingProxyType(
             "a job runs next to which one of the two was too slow before", of="GPU",
             remedy="It starts when that job ends, or next to another job.",
         ),
+        Reason.OWN_PODS: Words(
+            "occupied", "Sharing", "another pod of the same job runs, and the two work together",
+            of="GPU", remedy="It starts when a GPU comes free that no other pod of its job has.",
+        ),
         Reason.UNEQUAL_WORKERS: Words(
             "interference", "Slowdown", "the workers of one job would differ too much in speed",
             figures="by {value:.0%}, {bound:.0%} allowed", of="GPU",

@@ -619,6 +619,27 @@ def a_gang_of_sixteen_must_run_in_one_zone(site: Site) -> None:
     wait_until(lambda: run_in_one_zone("second"), "the second gang runs where the first was")
 
 
+@scenario(Reason.OWN_PODS)
+def a_replacement_finds_no_gpu_but_that_of_its_own_gang(site: Site) -> None:
+    """One node of two is cordoned when its pod is lost; the other one would be shared."""
+    own = secrets.token_hex(3)
+    nodes = [site.node(labels={"of": own}) for _ in range(2)]
+    ring = indexed("ring", 2, annotations=LIGHT)
+    ring["spec"]["template"]["spec"]["nodeSelector"] = {"of": own}
+    site.apply(ring)
+
+    def run() -> bool:
+        return [pod["status"].get("phase") for pod in site.pods_of("ring")] == ["Running"] * 2
+
+    wait_until(run, "both pods run")
+    site.plane.kubectl("cordon", nodes[0])
+    (lost,) = (p for p in site.pods_of("ring") if p["spec"]["nodeName"] == nodes[0])
+    site.delete("pod", lost["metadata"]["name"])
+    assert site.hears(Reason.OWN_PODS).gpus == 1
+    site.plane.kubectl("uncordon", nodes[0])
+    wait_until(run, "both pods run again")
+
+
 @scenario(Reason.ROLES)
 def two_roles_do_not_fit_together(site: Site) -> None:
     node = site.node(gpu(), gpu(), gpu())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from queue_builders import raw_pod
-from test_queue_controller import Cluster, run
+from test_queue_controller import SHARED, Cluster, run
 from test_queue_kinds import create, owned, resource_of, template, wait
 
 from scheduler_extender.cluster.elastic import smaller
@@ -201,6 +201,29 @@ def test_it_grows_into_idle_gpus_and_stops_no_other_job_for_that() -> None:
         cluster.api.delete(plant.jobs, "rival", "default")
         await plant.go(20)
         assert all(cluster.pod(f"w{n}")["spec"].get("nodeName") for n in range(4))
+
+    run(scenario)
+
+
+def test_its_pods_do_not_share_a_gpu_with_one_another() -> None:
+    """A minimum of one: each pod starts by itself."""
+    cluster = Cluster()
+    cluster.add_node("n0", gpus=2)
+    resource, field = resource_of("PyTorchJob"), "pytorchReplicaSpecs"
+    spec = {
+        "elasticPolicy": {"minReplicas": 1, "maxReplicas": 4},
+        field: {"Worker": {"replicas": 4, "template": template(1)}},
+    }
+    labels = {"training.kubeflow.org/replica-type": "worker"}
+
+    async def scenario() -> None:
+        uid = create(cluster, resource, "train", spec)
+        for number in range(4):
+            owned(cluster, f"w{number}", resource, "train", uid, labels=labels, annotations=SHARED)
+        await wait(cluster, 10)
+        assert sum(not cluster.gated(f"w{number}") for number in range(4)) == 2
+        places = cluster.gpujob("pytorchjob-train")["status"]["plan"]["pods"]
+        assert len({each["gpus"][0] for each in places}) == 2
 
     run(scenario)
 
