@@ -387,7 +387,8 @@ def keep_to_domains(question: Question, inputs: CycleInput, pipeline: Pipeline) 
 def _keep_apart(question: Question, inputs: CycleInput) -> None:
     """Give those a `where` of their own that avoid certain nodes or neighbours.
 
-    The neighbours of a gang's further pods are all other pods of that gang.
+    The neighbours of a gang's further pods are all pods of that gang. Pods of one gang that could
+    run on the same nodes have one `where` together, so that what is refused to one is to all.
     """
     if not (question.avoids or question.joining):
         return
@@ -399,19 +400,24 @@ def _keep_apart(question: Question, inputs: CycleInput) -> None:
     for index, key in enumerate(inputs.keys):
         if key in question.joining:
             of_gang[key].append(index)
+    known: dict[tuple[Key, int], int] = {}
     for index, key in enumerate(inputs.keys):
         if index not in waiting or not (key in question.avoids or key in of_gang):
             continue
         avoid, job = question.avoids.get(key, Avoids()), inputs.board.jobs[index]
+        asked = key, job.where
+        if asked in known:
+            inputs.board.change(index, replace(job, where=known[asked]))
+            continue
         everywhere = np.ones(len(names), dtype=np.bool_)
-        number = SPECIAL + index
+        number = known[asked] = SPECIAL + index
         nodes = inputs.nodes.get(job.where, everywhere)
         if job.where in inputs.most:
             inputs.most[number] = inputs.most[job.where]
         others = nodes & ~np.isin(names, sorted(avoid.nodes))
         inputs.nodes[number] = others if others.any() else nodes
         apart = [handles[key] for key in avoid.neighbours if key in handles]
-        apart += [other for other in of_gang.get(key, ()) if other != index]
+        apart += of_gang.get(key, ())
         if apart:
             inputs.apart[number] = np.array(apart, dtype=np.int64)
         inputs.board.change(index, replace(job, where=number))

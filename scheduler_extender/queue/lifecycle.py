@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from scheduler_extender.cluster.attained_service import with_service
+from scheduler_extender.cluster.elastic import works_together
 from scheduler_extender.cluster.gangs import Gang, ask_of
 from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.pods import PodInfo
@@ -148,7 +149,9 @@ def _starts(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     if gang.size_is_stale or gang.absent_group:
         return []
     if gang.still_to_come(size) == 1:
-        return [[pod] for pod in gang.waiting_pods(planned, MOST_STARTS)]
+        # The others of an elastic gang grow next to the first one.
+        most = 1 if works_together(gang) else MOST_STARTS
+        return [[pod] for pod in gang.waiting_pods(planned, most)]
     waiting = gang.waiting_pods()
     size = gang.still_to_come(size)
     if len(waiting) < size:

@@ -19,6 +19,7 @@ from scheduler_extender.cluster.pods import Use
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning import explaining
 from scheduler_extender.planning.explaining import named
+from scheduler_extender.planning.growing import grow_last
 from scheduler_extender.planning.planning import Planner
 from scheduler_extender.planning.questions import (
     Answer,
@@ -36,7 +37,6 @@ from scheduler_extender.queue.quota_accounts import Accounts
 from scheduler_extender.queue.reason_writer import Chooser, ReasonWriter, Why
 from scheduler_extender.queue.resizing import Resizer
 from scheduler_extender.quotas.grants import Turn
-from scheduler_extender.quotas.growing import grow_last
 from scheduler_extender.quotas.round import plan_within
 from scheduler_extender.quotas.shrinking import shrink_first
 from tandem.contracts.resources import GPUJobStatus

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -142,9 +143,8 @@ class Board:
     def of(cls, jobs: list[Job], arrays: JobArrays, gpus: GpuArrays) -> Board:
         """Return a board on which nothing runs."""
         columns = {f.name: getattr(gpus, f.name).copy() for f in fields(GpuArrays)}
-        live = GpuArrays(**{name: column.view() for name, column in columns.items()})
         return cls(
-            jobs, arrays, live, columns,
+            jobs, arrays, _shown(columns), columns,
             residents_of=[[] for _ in range(len(gpus))], empty=len(gpus),
         )  # fmt: skip
 
@@ -154,9 +154,9 @@ class Board:
         A dispatcher that has looked at nothing yet looks at everything on it.
         """
         columns = {name: column.copy() for name, column in self.columns.items()}
-        live = GpuArrays(**{name: column.view() for name, column in columns.items()})  # type: ignore[arg-type]
         twin = Board(
-            list(self.jobs), replace(self.arrays, gpus=self.arrays.gpus.copy()), live, columns,
+            list(self.jobs), replace(self.arrays, gpus=self.arrays.gpus.copy()),
+            _shown(columns), columns,
             history=self.history,
             now_s=self.now_s,
             refused=set(self.refused),
@@ -347,3 +347,8 @@ class Board:
         """Return the actions since the last call, in order."""
         actions, self.actions = self.actions, []
         return actions
+
+
+def _shown(columns: Mapping[str, Any]) -> GpuArrays:
+    """Return the live columns, by name, as those who may not write them see them."""
+    return GpuArrays(**{name: column.view() for name, column in columns.items()})

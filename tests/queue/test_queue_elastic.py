@@ -164,10 +164,11 @@ def test_an_elastic_job_gets_smaller_before_it_is_stopped_and_grows_back(
     run(scenario)
 
 
-def test_it_grows_into_idle_gpus_and_stops_no_other_job_for_that() -> None:
+@pytest.mark.parametrize("least", [1, 2])
+def test_it_grows_into_idle_gpus_and_stops_no_other_job_for_that(least: int) -> None:
     """The other job has had more service, and would give way to a job that starts."""
     settings = QueueConfig(min_run_s=0, preemption_cost_s=0, max_preemptions_per_hour=100)
-    plant = Plant(least=2, settings=settings)
+    plant = Plant(least=least, settings=settings)
     cluster = plant.cluster
     notes = {names.EXCLUSIVE: "true", names.CHECKPOINT: "true"}
     labels = {"training.kubeflow.org/replica-type": "worker"}
