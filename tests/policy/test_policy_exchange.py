@@ -55,7 +55,7 @@ def test_a_job_of_one_gpu_does_not_stop_a_gang_whose_other_gpus_would_be_idle() 
 
 
 def test_jobs_that_fill_the_gpus_of_a_gang_stop_it_and_all_start_at_once() -> None:
-    started, stopped = decided(8, [(8, 1500.0)], [(1, 0.0)] * 8)
+    started, stopped = decided(8, [(8, 3000.0)], [(1, 0.0)] * 8)
     assert started == {f"waits{i}" for i in range(8)}
     assert stopped == {"runs0"}
 

@@ -198,7 +198,8 @@ static int cycle(Run *r) {
         i64 job = c->ranked[i];
         double age_s = c->now_s - c->arrived_s[job], rate = index[i];
         double base = 1 + (age_s > 0 ? age_s : 0) * rate;
-        rate *= c->aging == 0.5 ? sqrt(base) : pow(base, c->aging);
+        double root = sqrt(base);
+        rate *= c->aging == 0.75 ? root * sqrt(root) : c->aging == 0.5 ? root : pow(base, c->aging);
         double part = (double)c->size[job] / (double)(c->gpus > 0 ? c->gpus : 1);
         rate *= 1 + c->gang_weight * part * part;
         rate /= (double)c->size[job];

@@ -60,10 +60,10 @@ class Share(Dispatch):
     prior_jobs: Annotated[float, Field(gt=0)] = 1.0  # weight of the heavy tail, in samples
     size_prior_jobs: Annotated[float, Field(gt=0)] = 3.0  # weight of jobs of other sizes, likewise
     novel: Annotated[float, Field(ge=0, lt=1)] = 1 / 32  # part of jobs that are like none before
-    aging: Annotated[float, Field(ge=0, le=1)] = 0.5  # how much the age of a job adds to its worth
+    aging: Annotated[float, Field(ge=0, le=1)] = 0.75  # how much the age of a job adds to its worth
     gang_weight: Annotated[float, Field(ge=0)] = 4.0  # how much a gang's part of all GPUs adds
     preempt_factor: Annotated[float, Field(gt=1)] | None = 3.5  # none: no job is preempted
-    turn_share: Annotated[float, Field(gt=0, le=1)] | None = 1 / 32  # none: a job may starve
+    turn_share: Annotated[float, Field(gt=0, le=1)] | None = 0.01  # none: a job may starve
     move_cost_s: Annotated[float, Field(ge=0)] | None = 60.0  # none: no job is moved
     move_below_speed: Annotated[float, Field(ge=0, le=1)] = 0.75
     min_speed: Annotated[float, Field(ge=0, le=1)] = 0.0  # each of a pair keeps at least this

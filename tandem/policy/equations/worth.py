@@ -121,7 +121,12 @@ def with_age(rate: Floats, age_s: Floats, power: float) -> Floats:
 
     Source: ours. With power 1 and known times it is the highest response ratio next, per second.
     """
-    aged: Floats = rate * (1 + np.maximum(age_s, 0.0) * rate) ** power
+    base = 1 + np.maximum(age_s, 0.0) * rate
+    if power == 0.75:  # numpy's power and C's differ in the last bit; roots are rounded exactly
+        root = np.sqrt(base)
+        aged: Floats = rate * (root * np.sqrt(root))
+    else:
+        aged = rate * base**power
     return aged
 
 
