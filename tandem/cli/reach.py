@@ -335,7 +335,7 @@ def _sign(
 def _watching(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat it until Ctrl+C.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", max=86400.0, help="Seconds between repetitions.")
+        float, typer.Option("--interval", min=0, max=86400.0, help="Seconds between repetitions.")
     ] = 2.0,
 ) -> None:
     """Have the parameters that `reads` adds."""

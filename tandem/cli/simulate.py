@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tandem.simulator.jobs import TraceJob
     from tandem.simulator.run import Result
 
+_MOST_S = 1e9  # of what starting anew costs: 30 years
 _TRACE = typer.Option(None, "--trace", help="Jobs to replay: a CSV, or see --format.")
 _CLUSTER = typer.Option(
     [],
@@ -136,12 +137,20 @@ def simulate(
     profile: list[str] = _PROFILE,
     set_: list[str] = _SET,
     truth: str = _TRUTH,
-    preemption_cost: float = typer.Option(60.0, min=0, help="Seconds; not with --truth none."),
+    preemption_cost: float = typer.Option(
+        60.0, min=0, max=_MOST_S, help="Seconds; not with --truth none."
+    ),
     resize_cost: float = typer.Option(
-        60.0, min=0, help="Seconds in which an elastic job starts anew with other GPUs."
+        60.0,
+        min=0,
+        max=_MOST_S,
+        help="Seconds in which an elastic job starts anew with other GPUs.",
     ),
     belief_error: float | None = typer.Option(
-        None, min=0, help="Tell policies the truth with this mean error, not a trained model's."
+        None,
+        min=0,
+        max=100,
+        help="Tell policies the truth with this mean error, not a trained model's.",
     ),
     learning: bool = typer.Option(
         True, help="tandem and tandem-guarded learn from pairs that run, as in a cluster."

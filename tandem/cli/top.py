@@ -45,7 +45,9 @@ def top(
         str, typer.Option("--sort", help=f"Order of the GPUs: {', '.join(SORTS)}.")
     ] = "node",
     once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
-    interval: Annotated[float, typer.Option("--interval", help="Seconds between two reads.")] = 2.0,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0, max=86400.0, help="Seconds between two reads.")
+    ] = 2.0,
     form: Form = Form.TABLE,
 ) -> None:
     """Show GPUs, what runs on them, and the queue, live.

@@ -28,6 +28,12 @@ PREDICTOR = ("--server", NOWHERE, "--token", "t")
         (("predict", "--gpu-memory", "9000Pi", *PREDICTOR), "--gpu-memory: Input should be less"),
         (("doctor", "--timeout", "1e999"), "--timeout"),
         (("jobs", "-w", "--interval", "1e30", "--server", NOWHERE), "--interval"),
+        (("jobs", "-w", "--interval", "nan", "--server", NOWHERE), "--interval"),
+        (("top", "--interval", "inf", "--server", NOWHERE), "--interval"),
+        (("top", "--interval", "nan", "--server", NOWHERE), "--interval"),
+        (("simulate", "--preemption-cost", "inf"), "'--preemption-cost': Input should be less"),
+        (("simulate", "--resize-cost", "inf"), "'--resize-cost': Input should be less"),
+        (("simulate", "--belief-error", "inf"), "'--belief-error': Input should be less"),
     ],
     ids=lambda value: " ".join(value[:2]).encode("ascii", "replace").decode()
     if isinstance(value, tuple) else "",
