@@ -82,7 +82,7 @@ class Admission:
     def admit(
         self, ranked: Sequence[int], running: Bools, passed_over: Set[int] = frozenset()
     ) -> tuple[list[int], set[str]]:
-        """Return who may be tried, in order, and the namespaces of which a job is withheld.
+        """Return the jobs that may be tried, in order, and namespaces with a withheld job.
 
         Jobs that are passed over are tried, and what they ask for is not kept for them.
         """

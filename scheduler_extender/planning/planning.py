@@ -406,7 +406,7 @@ class _Explaining:
         return (Cause(Reason.ROLES, gpus=start.gpus), *needs)
 
     def _next_to_its_own(self, start: Start) -> tuple[Cause, ...]:
-        """Return why pods wait for whom only GPUs of other pods of their gang are left."""
+        """Return why pods wait where only GPUs of other pods of their gang are left."""
         if start.gpujob not in self._q.joining or not self._fits(start.job):
             return ()
         inputs, gpus = self._inputs, self._inputs.board.gpus

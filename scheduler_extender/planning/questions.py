@@ -96,7 +96,7 @@ class Question:
     `eligible` is (nodes,) by `Job.where`, where the pods could run now; `capable` returns the same
     for one `Job.where` as if nothing else ran. `nodes` has what both are made of. `endless` are the
     running gangs that have no end of their own, such as services. `claims` has the holders by pod
-    uid, `going` the uids of those that are giving up their GPUs, `victims` who may be asked to:
+    uid, `going` the uids of those that are giving up their GPUs, `victims` gangs that may be asked:
     empty where jobs do not compete anew. `targets` has the GPUs (node, UUID) on which gangs that
     are being moved start again. `elastic` has of victims how small they may become, each step with
     more pods that go. `growing` are elastic gangs that run, and want pods beyond those that they

@@ -224,7 +224,7 @@ class QueueState:
             self.competes = True
 
     def may_give_way(self, now_s: float) -> tuple[list[Key], float]:
-        """Return who may be preempted now, those with most service first, and when the next may.
+        """Return the jobs that may be preempted now, most service first, and when the next may.
 
         GPUs that are held before the containers run count for that as service does.
         """

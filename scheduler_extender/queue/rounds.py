@@ -256,7 +256,7 @@ class Rounds:
         yield from (part.job for start in starts for part in start.parts)
 
     def _victims(self, now: float) -> dict[Key, Victim]:
-        """Return who may be made to give way now."""
+        """Return the gangs that may be made to give way now."""
         found: dict[Key, Victim] = {}
         keys, self._ripe_s = self._queue_state.may_give_way(now)
         if slow := self._slow():
@@ -275,7 +275,7 @@ class Rounds:
         return found
 
     def _elastic(self, victims: Iterable[Key]) -> dict[Key, list[Shrinks]]:
-        """Return how small the elastic ones of those who may be made to give way may become."""
+        """Return the sizes that the elastic gangs among `victims` may shrink to."""
         found = {}
         for key in victims:
             gang = self._gangs.by_key[key]

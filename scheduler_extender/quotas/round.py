@@ -69,7 +69,7 @@ class _QuotaRound:
     def _admit(
         self, passed_over: set[Key]
     ) -> tuple[dict[Key, Sequence[Start]], list[tuple[Start, Cause]]]:
-        """Return who may be tried, in order, and who is over a cap and why."""
+        """Return the gangs that may be tried, in order, and starts over a cap with causes."""
         account = self._turn.copy()
         admitted: dict[Key, Sequence[Start]] = {}
         withheld: list[tuple[Start, Cause]] = []
@@ -156,7 +156,7 @@ class _QuotaRound:
         return found
 
     def _lesser_at_home(self, key: Key, free: Iterable[Key]) -> list[Key]:
-        """Return whom the order puts behind a gang of its own namespace, by as much as it costs."""
+        """Return later gangs of its namespace that had more service by at least their charge."""
         place = self._order.index(key)
         behind = set(self._order[place + 1 :])
         service = float(self._q.arrays.service_at_since[self._q.row_of[key]])

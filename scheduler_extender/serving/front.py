@@ -286,7 +286,7 @@ def checked_reads(readers: Readers, agents: Agents, extender: httpx.AsyncClient)
 
     @router.get("/v1/explain/{namespace}/{pod}", responses=_REFUSALS)
     async def explain(request: Request, namespace: str, pod: str) -> Response:
-        """Say where a pod is, or what keeps it off each node, named for who may list GPUNodes."""
+        """Say where a pod is, or why not on each node; callers that list GPUNodes get names."""
         await readers.check(request, "get", "gpujobs", namespace)
         if not all(_plain(part) for part in (namespace, pod)):
             raise HTTPException(404, "no such pod")

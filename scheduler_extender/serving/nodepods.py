@@ -91,7 +91,7 @@ class NodePods:
 
 
 def node_pods_router(pods: NodePods) -> APIRouter:
-    """Return the route that the process in front asks, which knows who may."""
+    """Return the route that the process in front asks, which checks rights."""
     router = APIRouter()
 
     @router.get("/v1/node-pods")

@@ -94,7 +94,7 @@ async def _require(reviews: Reviews, request: Request, access: Access) -> Caller
         caller = await reviews.caller(token)
         allowed = caller is not None and await reviews.may(caller, access)
     except KubeError as error:
-        raise HTTPException(503, "the API server does not tell who may read") from error
+        raise HTTPException(503, "the API server does not say who may read") from error
     except TooManyReviewsError as error:
         raise HTTPException(503, "too many unknown tokens are being reviewed") from error
     if caller is None:
