@@ -1,11 +1,12 @@
-"""Profiles in cells that none of them was tuned on: traces x matrices x loads x errors x seeds.
+"""Profiles in cells of traces x matrices x loads x errors x seeds.
 
-    python -m studies.profiles.cells [--grid small|medium|full|gain|windows] [--write]
+    python -m studies.profiles.cells [--grid small|medium|full|gain|windows|fresh] [--write]
 
 A cell that was run is kept as JSON under .out/cells, so that a grid may be run over many sessions:
 each call runs what is missing, the first seed of all cells first, and may be stopped at any time.
 With `--write`, docs/results/cells.md is written from what is kept; for the grid `windows`, other
-parts of the measured traces than their first jobs, it is docs/results/windows.md.
+parts of the measured traces than their first jobs, it is docs/results/windows.md, and for the grid
+`fresh`, larger cells with seeds on which nothing was chosen, docs/results/fresh.md.
 """
 
 from __future__ import annotations
@@ -64,7 +65,20 @@ _CONDITIONS = {
     "medium": [(1.0, 0.07), (1.0, 0.25), (1.5, 0.07), (0.6, 0.07)],
     "full": list(product((0.6, 1.0, 1.5), (0.0, 0.07, 0.25, 0.5))),
 }
-_SIZES = {"small": ("2x8", 120, 1), "medium": ("4x8", 240, 5), "full": ("8x8", 400, 5)}
+_SIZES = {
+    "small": ("2x8", 120, range(1)),
+    "medium": ("4x8", 240, range(5)),
+    "full": ("8x8", 400, range(5)),
+    "fresh": ("8x8", 400, range(10, 13)),
+}
+_TITLES = {
+    "windows": "Windows of traces",
+    "fresh": "Cells that nothing was chosen on",
+}
+_CHOSEN = """Two settings of `tandem`, `aging` and `turn_share`, were chosen on the runs of
+[cells](cells.md) and [windows](windows.md)
+([decision 88](../decisions/0088-age-counts-for-more-turns-for-less.md)). [Cells that nothing was
+chosen on](fresh.md) are larger and have other seeds."""
 #: Parts of traces, and jobs.
 _WINDOWS = (
     *((f"philly-ed69ec@{k}", 300) for k in range(3)),
@@ -158,7 +172,7 @@ def keep(cell: Cell) -> Cell:
 
 def cells(grid: str) -> Iterator[Cell]:
     """Yield the cells of a grid, seed by seed."""
-    names = (*PROFILES, *(name for name in CANDIDATES if name != "tandem"))
+    names = (*PROFILES, *(name for name in CANDIDATES if name != "tandem" and grid != "fresh"))
     if grid == "gain":
         for seed, total, name in product(range(3), GAINS, GAIN_PROFILES):
             yield Cell(name, "heavy", f"gain-{total}", 1.1, 0.07, seed, "2x8", 200)
@@ -172,7 +186,8 @@ def cells(grid: str) -> Iterator[Cell]:
     traces = ("heavy", "light", "gangs", *MEASURED[:2]) if small else (*SHAPES, *MEASURED)
     matrices = ("v100", "nothing") if small else ("v100", "p100", "nothing", "gain-1.5", "bully")
     cluster, jobs, seeds = _SIZES[grid]
-    for seed, (load, error) in product(range(seeds), _CONDITIONS[grid]):
+    conditions = _CONDITIONS["medium" if grid == "fresh" else grid]
+    for seed, (load, error) in product(seeds, conditions):
         for kind, trace, name in product(matrices, traces, names):
             yield Cell(name, trace, kind, load, error, seed, cluster, jobs)
 
@@ -282,6 +297,7 @@ def short(mean: Relative, late: Relative) -> list[list[str]]:
 
 def page(grid: str, wanted: Sequence[Cell]) -> str:
     """Return the page of what is kept, of seeds with which every profile of a cell has run."""
+    first = min(cell.seed for cell in wanted)
     all_of = len({cell.profile for cell in wanted})
     has_run = Counter(cell.where for cell in wanted if cell.figures() is not None)
     count, wanted = len(wanted), [cell for cell in wanted if has_run[cell.where] == all_of]
@@ -311,16 +327,17 @@ def page(grid: str, wanted: Sequence[Cell]) -> str:
             f"{sum(each['preemptions'] for each in mine):,.0f}",
             f"{sum(each['ooms'] for each in mine):.0f}",
         ])  # fmt: skip
-    chosen = [] if grid == "windows" else [
+    chosen = [] if grid in _TITLES else [
         "## Chosen without the trace, or the matrix, that it is judged on",
         "For each trace and each matrix, the candidate that is best in all other cells, its mean\n"
         "there, and how much worse that is than the candidate that is best there.",
         markdown(["left out", "chosen", "mean", "best there", "worse by"],
                  left_out(mean, 0) + left_out(mean, 1)),
     ]  # fmt: skip
+    made = made_by(f"python -m studies.profiles.cells --grid {grid} --write", f"seeds from {first}")
     return "\n\n".join([
-        "# Windows of traces" if grid == "windows" else "# Cells that no profile was tuned on",
-        f"{made_by(f'python -m studies.profiles.cells --grid {grid} --write', 'seeds from 0')} "
+        f"# {_TITLES.get(grid, 'Cells')}",
+        f"{made} "
         f"{len(kept)} of {count} runs of the grid are in it, seed by seed.\n\n"
         "Mean completion time relative to `tiresias-l-list` on the same jobs, cluster and seed.\n"
         "Traces\n"
@@ -330,6 +347,7 @@ def page(grid: str, wanted: Sequence[Cell]) -> str:
         "matrix on which a pair is as fast as one job after the other. `srtf` knows the\n"
         "durations; `las-order` is `tandem` that never shares, learns nothing, and has no weight\n"
         "for age and size. The error is that of the predicted time next to another job.",
+        *([] if grid == "fresh" else [_CHOSEN]),
         markdown(["trace", "matrix", "load", "error", "jobs", *names], table),
         "## Over all cells",
         markdown(
@@ -346,7 +364,7 @@ def page(grid: str, wanted: Sequence[Cell]) -> str:
             ["profile", "trace", "matrix", "load", "error", "jobs", "mean / least", "p99"],
             short(mean, late),
         ),
-        "" if grid == "windows" else gains(),
+        "" if grid in _TITLES else gains(),
         "Measurements of single decisions of the order are in [order.md](order.md).",
     ]) + "\n"  # fmt: skip
 
@@ -372,7 +390,9 @@ def main() -> None:
                 pool.shutdown(wait=False, cancel_futures=True)
                 break
     if arguments.write:
-        write("windows" if arguments.grid == "windows" else "cells", page(arguments.grid, wanted))
+        write(
+            arguments.grid if arguments.grid in _TITLES else "cells", page(arguments.grid, wanted)
+        )
 
 
 if __name__ == "__main__":
