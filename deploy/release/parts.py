@@ -11,7 +11,7 @@ from pathlib import Path
 from controlplane import binaries
 from deploy.images import build as images
 from deploy.krew import package
-from deploy.release import sbom
+from deploy.release import archive, sbom
 from deploy.release.source import Source
 from deploy.release.tools import run, step
 
@@ -57,6 +57,7 @@ def build_images(
             images.build_image(name, base, tree, *options, "--target", component)
             archives[component] = out / f"tandem-{component}-{source.version}.tar"
             images.save(name, archives[component])
+            archive.settle(archives[component], source.time, {images.LABEL})
             with images.mounted(name) as root:
                 sbom.write(root, component, source, out / f"tandem-{component}.cdx.json")
     return archives

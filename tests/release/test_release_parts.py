@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 import yaml
 
 from controlplane import binaries
-from deploy.release import parts, provenance, sbom, source
+from deploy.release import archive, parts, provenance, sbom, source
 from deploy.release.__main__ import options
 from deploy.release.source import Source
 from tandem.errors import TandemError
@@ -41,6 +43,46 @@ def test_the_wheel_of_a_commit_is_the_same_wherever_and_whenever_it_is_built(
         with zipfile.ZipFile(wheel) as packed:
             assert "tandem/policy/compiled/_share.so" in packed.namelist()
     assert made[0] == made[1]
+
+
+def built(out: Path, container: str, created: str, labels: dict[str, str]) -> Path:
+    """An archive as buildah writes it in a container, of layers that were built at a time."""
+    configuration = {
+        "architecture": "amd64", "container": container, "parent": container, "created": created,
+        "container_config": {"Hostname": container},
+        "config": {"Hostname": container, "User": "65532", "Labels": {"title": "tandem", **labels}},
+        "history": [{"created": created, "created_by": "COPY", "comment": f"FROM {container}"}],
+        "rootfs": {"type": "layers", "diff_ids": ["sha256:1"]},
+    }  # fmt: skip
+    manifest = [{"Config": "c.json", "RepoTags": ["localhost/tandem:1"], "Layers": ["1.tar"]}]
+    texts = {"1.tar": "layer", "c.json": json.dumps(configuration), f"{container}/VERSION": "1.0",
+             "manifest.json": json.dumps(manifest)}  # fmt: skip
+    path = out / f"{container}.tar"
+    with tarfile.open(path, "w") as packed:
+        for name, text in texts.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text)
+            packed.addfile(entry, io.BytesIO(text.encode()))
+    return path
+
+
+def test_an_image_has_the_same_bytes_in_whatever_container_and_from_whatever_layers_it_was_built(
+    tmp_path: Path,
+) -> None:
+    first = built(tmp_path, "a1", "2026-11-26T20:52:52Z", {"tandem.gpu/sources": "836f"})
+    second = built(tmp_path, "b2", "2026-11-27T16:45:42Z", {})
+    for each in (first, second):
+        archive.settle(each, 1_764_261_942, {"tandem.gpu/sources"})
+    assert first.read_bytes() == second.read_bytes()
+    with tarfile.open(first) as packed:
+        (image,) = json.loads(packed.extractfile("manifest.json").read())  # type: ignore[union-attr]
+        text = packed.extractfile(image["Config"]).read()  # type: ignore[union-attr]
+        kept = json.loads(text)
+        assert image["RepoTags"] == ["localhost/tandem:1"]
+        assert image["Config"] == f"{hashlib.sha256(text).hexdigest()}.json"
+        assert kept["config"] == {"User": "65532", "Labels": {"title": "tandem"}}
+        assert kept["history"] == [{"created": "2025-11-27T16:45:42Z", "created_by": "COPY"}]
+        assert packed.extractfile("1.tar").read() == b"layer"  # type: ignore[union-attr]
 
 
 def chart(head: Source, out: Path) -> Path:
