@@ -1,7 +1,7 @@
 """The archive of an image, with the same bytes from every build of a commit.
 
 buildah writes the container that it built in into the image's configuration, and to each step the
-time at which its layer was first built and the image that it began with, whatever time it is told.
+time at which its layer was first built and the image that it began with, whatever its --timestamp.
 Of an image whose layers it takes, it keeps the labels. All of these change the digest of an image
 whose files are the same.
 """
