@@ -15,7 +15,7 @@ from collections.abc import Collection
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 #: Of the build, and read by no runtime.
 _OF_THE_BUILD = ("container", "container_config", "parent")
@@ -50,13 +50,13 @@ def _settled(configuration: dict[str, Any], time_s: int, labels: Collection[str]
     return kept | {"created": when, "config": run, "history": history}
 
 
-def _member(archive: tarfile.TarFile, name: str) -> BinaryIO:
+def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
     found = archive.extractfile(name)
     assert found is not None, f"{name} is a file"
-    return found  # type: ignore[return-value]
+    return found
 
 
-def _add(archive: tarfile.TarFile, name: str, content: BinaryIO, size: int, time_s: int) -> None:
+def _add(archive: tarfile.TarFile, name: str, content: IO[bytes], size: int, time_s: int) -> None:
     entry = tarfile.TarInfo(name)
     entry.size, entry.mtime = size, time_s
     archive.addfile(entry, content)
