@@ -188,7 +188,7 @@ sbom: $(READY) ## What the images hold, as CycloneDX: .out/sbom.json
 RELEASE_OPTIONS = $(if $(VERSION),--version $(VERSION)) $(if $(REGISTRY),--registry $(REGISTRY)) $(if $(KEY),--key $(KEY)) \
 	$(if $(BASE),--base $(BASE)) $(if $(BUILDER),--builder $(BUILDER)) \
 	$(if $(KREW_URL),--krew-url $(KREW_URL)) $(if $(SIGNING_CONFIG),--signing-config $(SIGNING_CONFIG)) \
-	$(if $(PLAIN_HTTP),--plain-http) $(if $(FRESH),--fresh) $(if $(DRY_RUN),--dry-run)
+	$(if $(PLAIN_HTTP),--plain-http) $(if $(REUSE_LAYERS),--reuse-layers) $(if $(DRY_RUN),--dry-run)
 release: release-tools ## A release: VERSION=1.2.0 REGISTRY=registry.example.com/team KEY=tandem.key (DRY_RUN=1; docs/release.md)
 	@$(BIN)/python -m deploy.release $(RELEASE_OPTIONS)
 

@@ -38,7 +38,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--builder", default=provenance.BUILDER, help="a URI: who builds this")
     parser.add_argument("--krew-url", default=package.URL, help="where the plugin will lie")
     parser.add_argument("--plain-http", action="store_true", help="for a registry without TLS")
-    parser.add_argument("--fresh", action="store_true", help="build every layer anew")
+    parser.add_argument("--reuse-layers", action="store_true", help="of earlier builds: for a trial")
     parser.add_argument("--dry-run", action="store_true", help="build and compare, push nothing")
     given = parser.parse_args(arguments)
     if given.key is None and not given.dry_run:
@@ -59,7 +59,7 @@ def release(given: argparse.Namespace) -> None:
     with source.exported(commit) as tree:
         with step("base of the images"):
             base = parts.base_by_digest(given.base)
-        archives = parts.build_images(commit, tree, base, out, fresh=given.fresh)
+        archives = parts.build_images(commit, tree, base, out, reuse_layers=given.reuse_layers)
         digests = {name: image_digest(archive) for name, archive in archives.items()}
         with step("chart, plugin and provenance"):
             chart = parts.package_chart(commit, tree, registry.address, digests, out)

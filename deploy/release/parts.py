@@ -31,18 +31,19 @@ def base_by_digest(chosen: str | None) -> str:
 
 
 def build_images(
-    source: Source, tree: Path, base: str, out: Path, *, fresh: bool = False
+    source: Source, tree: Path, base: str, out: Path, *, reuse_layers: bool = False
 ) -> dict[str, Path]:
     """Build the images and the wheel that they hold; return the archives by component.
 
     Next to each archive is what the image holds, as CycloneDX. All files of the image and the image
-    itself have the time of the commit. `fresh` takes no layer of an earlier build.
+    itself have the time of the commit. With `reuse_layers`, layers of earlier builds are taken where
+    nothing changed since; their files have the time of those builds, so that digests differ.
     """
     options = [
         "--timestamp", str(source.time), "--identity-label=false",
         "--build-arg", "RELEASE=true", "--build-arg", f"VERSION={source.version}",
         "--label", f"org.opencontainers.image.revision={source.commit}",
-        *(["--no-cache"] if fresh else []),
+        *([] if reuse_layers else ["--no-cache"]),
     ]  # fmt: skip
     stage = f"localhost/tandem-release-wheel:{source.version}"
     with step("wheel, by the compiler of the images"):
