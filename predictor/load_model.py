@@ -26,6 +26,7 @@ from predictor.interference import Floats
 from predictor.load import Predictor
 from predictor.load_features import LOAD_FEATURES, SUPPORTED, Known, kind_of, known
 from predictor.sources import (
+    FORMULA_VERSION,
     PEAK_LEVEL,
     Memory,
     Question,
@@ -106,7 +107,8 @@ class LearnedLoad:
         self._supported = [LOAD_FEATURES.index(name) for name in SUPPORTED]
         # An earlier version had fewer columns, and another formula.
         self._columns = [LOAD_FEATURES.index(name) for name in card.features]
-        self._first = not self._details.formula
+        self.formula = self._details.formula
+        self._first = not self.formula
 
     def memory(self, question: Question) -> Memory | None:
         """Predict memory; passes without a graph, a batch size, or a model of memory."""
@@ -279,10 +281,19 @@ def _outside(formula: _Estimate | None, strange: str) -> _Estimate | None:
 def open_load(directory: Path | None) -> LearnedLoad | None:
     """Return the load model of `directory`, else the one that is shipped, if there is one.
 
-    Raises ArtifactError when its files are missing, damaged, or of another version of Tandem.
+    Raises ArtifactError when its files are missing, damaged, or of another version of Tandem. A
+    model that learned to correct another formula is used, and logged.
     """
     found = serving(directory, KIND)
-    return LearnedLoad(*found) if found else None
+    if found is None:
+        return None
+    model = LearnedLoad(*found)
+    if model.formula != FORMULA_VERSION:
+        log.warning(
+            "the load model %s corrects an earlier formula (%s, now %s): train it again",
+            model.version, model.formula or "the first", FORMULA_VERSION,
+        )  # fmt: skip
+    return model
 
 
 def open_predictor(directory: Path | None, *, learned: bool = True) -> Predictor:

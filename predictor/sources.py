@@ -23,7 +23,7 @@ from tandem.contracts.resources import GraphFeatures, Observation, Source
 from tandem.gpu_types import GIB, UNKNOWN_GPU, GpuType
 from tandem.reasons.counting import counted
 
-FORMULA_VERSION = "formula/3"
+FORMULA_VERSION = "formula/4"
 
 # What was seen is near what will be seen; a tenth more for data that differ.
 OBSERVED_MEMORY_P95_FACTOR = 1.1

@@ -38,7 +38,9 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--builder", default=provenance.BUILDER, help="a URI: who builds this")
     parser.add_argument("--krew-url", default=package.URL, help="where the plugin will lie")
     parser.add_argument("--plain-http", action="store_true", help="for a registry without TLS")
-    parser.add_argument("--reuse-layers", action="store_true", help="of earlier builds: for a trial")
+    parser.add_argument(
+        "--reuse-layers", action="store_true", help="for a trial: of earlier builds"
+    )
     parser.add_argument("--dry-run", action="store_true", help="build and compare, push nothing")
     given = parser.parse_args(arguments)
     if given.key is None and not given.dry_run:

@@ -36,8 +36,8 @@ def build_images(
     """Build the images and the wheel that they hold; return the archives by component.
 
     Next to each archive is what the image holds, as CycloneDX. All files of the image and the image
-    itself have the time of the commit. With `reuse_layers`, layers of earlier builds are taken where
-    nothing changed since; their files have the time of those builds, so that digests differ.
+    itself have the time of the commit. `reuse_layers` takes layers of earlier builds where nothing
+    changed since; their files have the time of those builds, so that digests differ.
     """
     options = [
         "--timestamp", str(source.time), "--identity-label=false",

@@ -329,7 +329,7 @@ def test_a_part_answers_only_where_it_beats_the_formula(tmp_path, only_xgboost):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["residual", "share"])
-def test_a_model_of_an_earlier_version_serves(tmp_path, kind):
+def test_a_model_of_an_earlier_version_serves(tmp_path, caplog, kind):
     """Its card says nothing of types, weights and the formula, and it has fewer columns.
 
     It learned over the first formula of steps, the share or a factor on the formula.
@@ -359,6 +359,7 @@ def test_a_model_of_an_earlier_version_serves(tmp_path, kind):
     load = ask(open_load(tmp_path), profile).load
     assert load.utilisation_source is Source.MODEL
     assert load.utilisation_percent == pytest.approx(profile.utilisation_percent, rel=0.15)
+    assert "corrects an earlier formula (the first, now formula/4): train it again" in caplog.text
     elsewhere = ask(open_load(tmp_path), profile, gpu_model="NVIDIA A30").load
     assert elsewhere.utilisation_source is Source.FORMULA
 

@@ -21,6 +21,7 @@ from predictor.equations import (
 )
 from predictor.graph.features import extract_features
 from predictor.load import Predictor
+from predictor.load_model import open_predictor
 from predictor.observed import add_run
 from predictor.sources import Memory, Utilisation
 from tandem.contracts.prediction import Feedback, PredictRequest
@@ -88,19 +89,22 @@ def test_small_batches_wait_for_the_host(resnet):
 
 
 def test_input_of_photos_worked(resnet):
-    """4 ms of a CPU for a photo of 224 x 224; a pod that asks for 2 CPUs is taken to use 4."""
-    assert input_cpu_seconds(resnet) == pytest.approx(4e-3)
+    """2 ms of a CPU for a photo of 224 x 224; a pod that asks for 2 CPUs is taken to use 4."""
+    assert input_cpu_seconds(resnet) == pytest.approx(2e-3)
     assert (input_cpus(None), input_cpus(2.0), input_cpus(8.0)) == pytest.approx((8.0, 4.0, 8.0))
     alone = training_step(resnet, 32, find_gpu(V100))
     fed = training_step(resnet, 32, find_gpu(V100), cpus=4.0)
-    assert fed.seconds == pytest.approx((alone.seconds**2 + (32 * 4e-3 / 4) ** 2) ** 0.5)
+    assert alone.seconds > 32 * 2e-3 / 4
+    assert fed.seconds == pytest.approx(alone.seconds + 0.9 * 32 * 2e-3 / 4)
     assert fed.busy_seconds == alone.busy_seconds
+    starved = training_step(resnet, 32, find_gpu(V100), cpus=0.1)
+    assert starved.seconds == pytest.approx(32 * 2e-3 / 0.1 + 0.9 * alone.seconds)
 
 
 @pytest.mark.parametrize(
     ("shape", "samples", "seconds"),
     [
-        ([1, 3, 448, 448], 1, 8e-3),  # four times the pixels, twice the time
+        ([1, 3, 448, 448], 1, 4e-3),  # four times the pixels, twice the time
         ([1, 3, 32, 32], 1, 50e-6),
         ([1, 512], 1, 2.5e-6 + 512 * 0.1e-6),
         ([4, 512], 4, 2.5e-6 + 512 * 0.1e-6),
@@ -117,7 +121,7 @@ def test_input_by_kind_of_data(resnet, shape, samples, seconds):
 def test_fewer_cpus_leave_the_gpu_idle_and_more_are_never_slower(resnet):
     said = [
         predict(resnet, batch_size=32, gpu_model=V100, cpus=cpus).load.utilisation_percent
-        for cpus in (0.01, 1, 4, 16, 64)
+        for cpus in (0.0025, 1, 4, 16, 64)
     ]
     assert said == sorted(said)
     assert said[0] < 30
@@ -244,7 +248,7 @@ def test_declared_values_count_without_a_model():
 def test_the_formula_comes_before_what_was_declared(resnet):
     answer = predict(resnet, batch_size=32, gpu_model=V100, declared_utilisation_percent=5)
     assert answer.load.utilisation_source is answer.load.memory_source is Source.FORMULA
-    assert answer.load.model_version == "formula/3"
+    assert answer.load.model_version == "formula/4"
     assert not answer.load.out_of_distribution
     assert "not measured, so the bounds are wide" in answer.explanation
 
@@ -374,7 +378,12 @@ def test_resnet50_is_near_what_is_known_of_it(resnet):
     load = predict(resnet, batch_size=32, gpu_model=V100).load
     peak = load.memory_base_bytes + load.memory_peak_extra_bytes
     assert 3.5 * GIB < peak < 5.5 * GIB < load.memory_p95_bytes
-    assert load.utilisation_percent > 90
+    # Its loop is known to keep the GPU busy: so says the model that ships, and the formula nearly.
+    assert 85 < load.utilisation_percent < 95
+    shipped = open_predictor(None).predict(
+        PredictRequest(batch_size=32, gpu_model=V100), resnet, "resnet50"
+    )
+    assert shipped.load.utilisation_percent > 90
 
 
 @settings(max_examples=60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
 
@@ -25,6 +26,7 @@ from tandem.kube.memory import MemoryCluster
 
 ASKED = PredictRequest(model="bert-base-512", batch_size=4, gpu_model=A100)
 MIB = 1 << 20
+FAST = ("NVIDIA A10", "NVIDIA GeForce RTX 4090")
 
 
 def said(predictor: Predictor, request: PredictRequest = ASKED):
@@ -85,22 +87,25 @@ def test_its_errors_on_what_it_did_not_see():
 
 
 def test_first_predictions_are_not_near_a_hundred_percent_for_everything():
-    """Nine models of the demo as its pods ask; their range within a factor of two of the demo's."""
+    """Nine models of the demo; their range within a factor of two of the demo's."""
     chosen = first.spread_of([job.utilisation for job in first.jobs().values()])
-    for gpu in (V100, T4, "NVIDIA L4"):
-        percent = [u.utilisation_percent for u in first.loads_of(open_predictor(None), gpu, 2.0)]
-        assert chosen / 2 < first.spread_of(percent) < 2 * chosen, gpu
-        assert min(percent) < 70
+    predictor = open_predictor(None)
+    for gpu, cpus in itertools.product(first.TYPES, first.CPUS):
+        percent = [load.utilisation_percent for load in first.loads_of(predictor, gpu, cpus)]
+        assert chosen / 2 < first.spread_of(percent) < 2 * chosen, (gpu, cpus)
+        assert min(percent) < (70 if cpus else 80)
         assert sorted(percent)[4] < 95
 
 
-@pytest.mark.parametrize("gpu", [T4, "NVIDIA L4", "NVIDIA A10"])
-def test_half_of_the_pairs_that_gain_may_share_before_anything_was_measured(gpu):
-    """The demo's pairs as its pods ask; what is true of them is the demo's own curve."""
-    shared = first.demo_pairs(open_predictor(None), gpu, 2.0)
+@pytest.mark.parametrize("cpus", first.CPUS)
+@pytest.mark.parametrize("gpu", first.TYPES)
+def test_half_of_the_pairs_that_gain_may_share_before_anything_was_measured(gpu, cpus):
+    """The demo's pairs; what is true of them is the demo's own curve, by which all of them gain."""
+    shared = first.demo_pairs(open_predictor(None), gpu, cpus)
     assert len(shared.may_share) == 45
     assert shared.may_share[shared.gain].mean() >= 0.5
-    assert not shared.may_share.all()
+    # The bound decides, but on types so fast that fed by 2 CPUs every pair has room.
+    assert not shared.may_share.all() or (cpus and gpu in FAST)
 
 
 def test_half_of_the_measured_pairs_that_gain_may_share_and_few_are_harmed():
