@@ -32,6 +32,9 @@ CHART = ROOT / "helm" / "tandem"
 MANIFESTS_HEAD = """# The chart with its defaults, rendered by helm/generate.py.
 # The image of kube-scheduler is to be of the cluster's own version.
 """
+DRIVER_HEAD = """# The DRA driver (docs/handover.md), rendered by helm/generate.py.
+# It goes on a cluster that has tandem.yaml, with `hand_over: label` in the settings of the agents.
+"""
 NAMESPACE = f"""apiVersion: v1
 kind: Namespace
 metadata:
@@ -68,21 +71,31 @@ def manifests() -> Iterator[tuple[Path, str]]:
         TandemError: there is no Helm on this machine, or it refuses the chart.
     """
     folder = ROOT / "deploy" / "manifests"
+    yield folder / "tandem.yaml", f"{MANIFESTS_HEAD}{NAMESPACE}{rendered()}"
+    driver = (
+        each
+        for each in re.split(r"(?m)^---\n", rendered("--set", "dra.enabled=true"))
+        if re.search(r"(?m)^    app.kubernetes.io/component: dra$", each)
+    )
+    yield folder / "dra.yaml", "---\n".join((DRIVER_HEAD, *driver))
+    definitions = sorted((CHART / "crds").glob("*.yaml"))
+    yield folder / "crds.yaml", "---\n".join(path.read_text() for path in definitions)
+    yield folder / "kustomization.yaml", KUSTOMIZATION
+
+
+def rendered(*options: str) -> str:
+    """Return the chart as Helm renders it, without what makes its objects Helm's own."""
     kubernetes = next(p for p in binaries.PROGRAMS if p.name == "kube-scheduler")
     command = [
         *(str(binaries.require("helm")), "template", "tandem", str(CHART), "--skip-tests"),
         *("--namespace", names.NAMESPACE, "--kube-version", binaries.version(kubernetes)),
+        *options,
     ]
     answer = subprocess.run(command, check=False, capture_output=True, text=True)
     if answer.returncode != 0:
         raise TandemError(f"helm cannot render the chart: {answer.stderr.strip()}")
-    # Nothing here is Helm's to own.
     helms = r"(?m)^ +(app.kubernetes.io/managed-by|helm.sh/chart): .+\n"
-    rendered = re.sub(helms, "", answer.stdout)
-    yield folder / "tandem.yaml", f"{MANIFESTS_HEAD}{NAMESPACE}{rendered}"
-    definitions = sorted((CHART / "crds").glob("*.yaml"))
-    yield folder / "crds.yaml", "---\n".join(path.read_text() for path in definitions)
-    yield folder / "kustomization.yaml", KUSTOMIZATION
+    return re.sub(helms, "", answer.stdout)
 
 
 def policies() -> str:

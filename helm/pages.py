@@ -25,6 +25,7 @@ _RIGHTS = Path(__file__).parent / "tandem" / "files" / "rights.yaml"
 _ACCOUNTS = {
     "scheduler": "`tandem-scheduler` in the namespace of the release",
     "agent": "`tandem-agent` in `tandem-agents`",
+    "dra": "`tandem-dra` in `tandem-agents`, with `dra.enabled`",
     "predictor": "`tandem-predictor` in the namespace of the release",
     "notifications": "`tandem-notifications` in the namespace of the release,"
     " with `monitoring.notifications.enabled`",

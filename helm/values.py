@@ -124,6 +124,11 @@ class _Agent(_Placed):
     resources: _Resources
 
 
+class _Dra(_Section):
+    enabled: bool
+    resources: _Resources
+
+
 class _IssuerRef(_Section):
     name: str
     kind: str
@@ -192,6 +197,7 @@ class Values(_Section):
     shadow: _Shadow
     predictor: _Predictor
     agent: _Agent
+    dra: _Dra
     webhook: _Webhook
     access: _Access
     priority_class: _PriorityClass

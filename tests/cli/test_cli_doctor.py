@@ -424,7 +424,7 @@ def test_nodes_that_hand_gpus_over_by_claims_need_claims_and_a_driver() -> None:
     theirs = {"driver": "other", "nodeName": "gpu-0"}
     site.api.create(RESOURCE_SLICES, {"metadata": {"name": "theirs"}, "spec": theirs})
     (left,) = (each for each in of(examined(site), Outcome.FAILED) if each.check == "GPUs")
-    assert "driver.yaml" in left.do
+    assert "dra.enabled=true" in left.do
     ours = {"driver": "tandem.gpu", "nodeName": "gpu-0"}
     site.api.create(RESOURCE_SLICES, {"metadata": {"name": "ours"}, "spec": ours})
     assert not of(examined(site), Outcome.FAILED)

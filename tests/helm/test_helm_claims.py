@@ -1,14 +1,17 @@
-"""`admission.gpu_claims`: what the chart gives for it, and that nothing is there without it."""
+"""`admission.gpu_claims` and `dra`: what the chart gives for each, and nothing without it."""
 
 from __future__ import annotations
 
 import json
 
-from helm_render import Object, render
+import pytest
+import yaml
+from helm_render import CHART, ROOT, Object, render, run_helm
 
 from tandem.contracts import names
 
 ON = ("--set", "scheduler.extender.config.admission.gpu_claims=true")
+DRIVER = ("--set", "dra.enabled=true")
 
 
 def of(objects: list[Object], kind: str, name: str) -> list[Object]:
@@ -57,3 +60,64 @@ def test_without_policies_the_class_alone_is_there() -> None:
 
 def test_in_shadow_mode_there_is_nothing_of_it() -> None:
     assert "resource.k8s.io" not in json.dumps(render(*ON, "--set", "mode=shadow"))
+
+
+def component(objects: list[Object], name: str) -> list[Object]:
+    key = "app.kubernetes.io/component"
+    return [o for o in objects if (o["metadata"].get("labels") or {}).get(key) == name]
+
+
+def test_with_the_driver_there_is_all_of_it_in_the_namespace_of_the_agents() -> None:
+    objects = component(render(*DRIVER, "--set", "agent.namespace=gpu-agents"), "dra")
+    kinds = sorted(o["kind"] for o in objects)
+    assert kinds == [
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "DaemonSet",
+        "DeviceClass",
+        "NetworkPolicy",
+        "ServiceAccount",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    ]
+    assert {o["metadata"].get("namespace", "gpu-agents") for o in objects} == {"gpu-agents"}
+    (policy,) = of(objects, "ValidatingAdmissionPolicy", "tandem-dra-own-node")
+    (condition,) = policy["spec"]["matchConditions"]
+    assert "'system:serviceaccount:gpu-agents:tandem-dra'" in condition["expression"]
+    (daemons,) = of(objects, "DaemonSet", "tandem-dra")
+    (driver,) = daemons["spec"]["template"]["spec"]["containers"]
+    assert driver["image"].startswith("tandem-agent:")
+    assert driver["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize(
+    ("more", "hand_over"),
+    [
+        ((), None),
+        (DRIVER, "label"),
+        ((*DRIVER, "--set", "agent.config.hand_over=dra-queue"), "dra-queue"),
+    ],
+)
+def test_with_the_driver_agents_do_as_their_nodes_say(
+    more: tuple[str, ...], hand_over: str | None
+) -> None:
+    (settings,) = of(render(*more), "ConfigMap", "tandem-agent")
+    assert yaml.safe_load(settings["data"]["agent.yaml"]).get("hand_over") == hand_over
+
+
+def test_without_the_driver_and_in_shadow_mode_there_is_nothing_of_it() -> None:
+    assert not component(render(), "dra")
+    assert not component(render(*DRIVER, "--set", "mode=shadow"), "dra")
+
+
+def test_a_cluster_without_claims_gets_no_driver() -> None:
+    options = ("--namespace", names.NAMESPACE, "--kube-version", "v1.33.0", *DRIVER)
+    answer = run_helm("template", "tandem", str(CHART), *options)
+    assert answer.returncode != 0
+    assert "dra.enabled: the driver needs Kubernetes 1.34 or later" in answer.stderr
+
+
+def test_what_is_applied_without_helm_is_what_the_chart_makes() -> None:
+    applied = yaml.safe_load_all((ROOT / "deploy" / "manifests" / "dra.yaml").read_text())
+    given = {(o["kind"], o["metadata"]["name"]) for o in applied if o}
+    assert given == {(o["kind"], o["metadata"]["name"]) for o in component(render(*DRIVER), "dra")}

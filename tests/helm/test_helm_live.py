@@ -71,6 +71,37 @@ def test_no_account_of_ours_may_do_everything(
             cluster.plane.kubectl("auth", "can-i", verb, what, "-A", f"--as={user}")
 
 
+def test_the_driver_of_the_chart_writes_slices_of_no_node_but_its_own(
+    cluster: ChartCluster,
+) -> None:
+    wanted = [
+        o
+        for o in render("--set", "dra.enabled=true")
+        if (o["metadata"].get("labels") or {}).get("app.kubernetes.io/component") == "dra"
+    ]
+    cluster.plane.apply(wanted)
+    account = f"system:serviceaccount:{names.AGENT_NAMESPACE}:tandem-dra"
+    cluster.plane.kubectl("auth", "can-i", "create", "resourceslices", f"--as={account}")
+    with pytest.raises(TandemError):
+        cluster.plane.kubectl("auth", "can-i", "list", "resourceclaims", "-A", f"--as={account}")
+    pool = {"name": "n0", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": names.GROUP, "nodeName": "n0", "pool": pool, "devices": []}
+    metadata = {"name": "n0-tandem"}
+    one = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata}
+    text = json.dumps(one | {"spec": spec})
+
+    def refused() -> bool:
+        # A policy is in force some moments after it was made.
+        asked = ("create", "--dry-run=server", "-f", "-", f"--as={account}")
+        try:
+            cluster.plane.kubectl(*asked, stdin=text)
+        except TandemError as error:
+            return "ResourceSlices of its own node" in str(error)
+        return False
+
+    wait_until(refused, "a driver of no node is refused", timeout_s=60)
+
+
 def test_tenants_with_view_see_their_jobs_and_write_none(cluster: ChartCluster) -> None:
     team = cluster.team()
     cluster.plane.kubectl(

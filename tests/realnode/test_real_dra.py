@@ -1,7 +1,7 @@
 """The DRA driver on a real kubelet: kube-scheduler allocates, kubelet asks, containerd gives.
 
 Agent and driver are processes on the node, with the simulated GPUs. The driver has the rights of
-deploy/dra/driver.yaml; nothing else of Tandem is there.
+deploy/manifests/dra.yaml; nothing else of Tandem is there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
-MANIFEST = ROOT / "deploy" / "dra" / "driver.yaml"
+MANIFEST = ROOT / "deploy" / "manifests" / "dra.yaml"
 NODE = "real-0"
 GPUS = ("GPU-real-0-0", "GPU-real-0-1")
 HALF = {"requests": {"shares": "1", "memory": "30Gi"}}

@@ -26,6 +26,13 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- dig "admission" "gpu_claims" false .Values.scheduler.extender.config -}}
 {{- end }}
 
+{{/* The agents' settings: with the DRA driver, the label of a node says how its GPUs are handed over. */}}
+{{- define "tandem.agent.config" -}}
+{{- $config := .Values.agent.config -}}
+{{- if .Values.dra.enabled }}{{ $config = merge (dict) $config (dict "hand_over" "label") }}{{ end -}}
+{{- toYaml $config -}}
+{{- end }}
+
 {{- define "tandem.selector" -}}
 app.kubernetes.io/name: tandem
 app.kubernetes.io/component: {{ . }}

@@ -33,8 +33,8 @@ def claims(cluster: Cluster) -> Iterator[Verdict]:
         yield failed(
             f"no DRA driver of Tandem publishes the GPUs of {some(silent)}, where pods with GPUs do"
             " not start",
-            "kubectl apply -f deploy/dra/driver.yaml; then: kubectl logs -n"
-            f" {cluster.agents} daemonset/tandem-dra",
+            f"helm upgrade tandem helm/tandem -n {cluster.namespace} --reuse-values --set"
+            f" dra.enabled=true; then: kubectl logs -n {cluster.agents} daemonset/tandem-dra",
         )
 
 
