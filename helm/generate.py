@@ -77,7 +77,7 @@ def manifests() -> Iterator[tuple[Path, str]]:
         for each in re.split(r"(?m)^---\n", rendered("--set", "dra.enabled=true"))
         if re.search(r"(?m)^    app.kubernetes.io/component: dra$", each)
     )
-    yield folder / "dra.yaml", "---\n".join((DRIVER_HEAD, *driver))
+    yield folder / "dra.yaml", DRIVER_HEAD + "---\n".join(driver)
     definitions = sorted((CHART / "crds").glob("*.yaml"))
     yield folder / "crds.yaml", "---\n".join(path.read_text() for path in definitions)
     yield folder / "kustomization.yaml", KUSTOMIZATION

@@ -119,5 +119,5 @@ def test_a_cluster_without_claims_gets_no_driver() -> None:
 
 def test_what_is_applied_without_helm_is_what_the_chart_makes() -> None:
     applied = yaml.safe_load_all((ROOT / "deploy" / "manifests" / "dra.yaml").read_text())
-    given = {(o["kind"], o["metadata"]["name"]) for o in applied if o}
+    given = {(o["kind"], o["metadata"]["name"]) for o in applied}
     assert given == {(o["kind"], o["metadata"]["name"]) for o in component(render(*DRIVER), "dra")}
