@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import onnx
 import pytest
+import yaml
 from helm_cluster import ChartCluster
 from helm_render import RETRAINING, render
 from typer.testing import CliRunner
@@ -71,28 +73,32 @@ def test_no_account_of_ours_may_do_everything(
             cluster.plane.kubectl("auth", "can-i", verb, what, "-A", f"--as={user}")
 
 
+@pytest.fixture
+def driver(cluster: ChartCluster) -> Iterator[str]:
+    """The chart's DRA driver, without its pods, while a test runs: its account."""
+    label = "app.kubernetes.io/component"
+    rendered = render("--set", "dra.enabled=true")
+    ours = [o for o in rendered if o["metadata"].get("labels", {}).get(label) == "dra"]
+    cluster.plane.apply(ours)
+    yield f"system:serviceaccount:{names.AGENT_NAMESPACE}:tandem-dra"
+    cluster.plane.kubectl("delete", "-f", "-", stdin=yaml.safe_dump_all(ours))
+
+
 def test_the_driver_of_the_chart_writes_slices_of_no_node_but_its_own(
-    cluster: ChartCluster,
+    cluster: ChartCluster, driver: str
 ) -> None:
-    wanted = [
-        o
-        for o in render("--set", "dra.enabled=true")
-        if (o["metadata"].get("labels") or {}).get("app.kubernetes.io/component") == "dra"
-    ]
-    cluster.plane.apply(wanted)
-    account = f"system:serviceaccount:{names.AGENT_NAMESPACE}:tandem-dra"
-    cluster.plane.kubectl("auth", "can-i", "create", "resourceslices", f"--as={account}")
+    cluster.plane.kubectl("auth", "can-i", "create", "resourceslices", f"--as={driver}")
     with pytest.raises(TandemError):
-        cluster.plane.kubectl("auth", "can-i", "list", "resourceclaims", "-A", f"--as={account}")
+        cluster.plane.kubectl("auth", "can-i", "list", "resourceclaims", "-A", f"--as={driver}")
     pool = {"name": "n0", "generation": 1, "resourceSliceCount": 1}
-    spec = {"driver": names.GROUP, "nodeName": "n0", "pool": pool, "devices": []}
     metadata = {"name": "n0-tandem"}
     one = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata}
+    spec = {"driver": names.GROUP, "nodeName": "n0", "pool": pool, "devices": []}
     text = json.dumps(one | {"spec": spec})
 
     def refused() -> bool:
         # A policy is in force some moments after it was made.
-        asked = ("create", "--dry-run=server", "-f", "-", f"--as={account}")
+        asked = ("create", "--dry-run=server", "-f", "-", f"--as={driver}")
         try:
             cluster.plane.kubectl(*asked, stdin=text)
         except TandemError as error:
