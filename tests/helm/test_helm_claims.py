@@ -110,6 +110,12 @@ def test_without_the_driver_and_in_shadow_mode_there_is_nothing_of_it() -> None:
     assert not component(render(*DRIVER, "--set", "mode=shadow"), "dra")
 
 
+def test_an_upgrade_that_reuses_values_of_before_the_driver_renders() -> None:
+    """`helm upgrade --reuse-values` knows nothing of values that are new in the chart."""
+    assert render("--set", "dra=null") == render()
+    assert component(render("--set", "dra.resources=null", *DRIVER), "dra")
+
+
 def test_a_cluster_without_claims_gets_no_driver() -> None:
     options = ("--namespace", names.NAMESPACE, "--kube-version", "v1.33.0", *DRIVER)
     answer = run_helm("template", "tandem", str(CHART), *options)

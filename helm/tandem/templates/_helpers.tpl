@@ -29,7 +29,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{/* The agents' settings: with the DRA driver, the label of a node says how its GPUs are handed over. */}}
 {{- define "tandem.agent.config" -}}
 {{- $config := .Values.agent.config -}}
-{{- if .Values.dra.enabled }}{{ $config = merge (dict) $config (dict "hand_over" "label") }}{{ end -}}
+{{- if (.Values.dra).enabled }}{{ $config = merge (dict) $config (dict "hand_over" "label") }}{{ end -}}
 {{- toYaml $config -}}
 {{- end }}
 
