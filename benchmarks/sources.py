@@ -37,13 +37,14 @@ def digest(module: str, packages: Sequence[str] = PACKAGES) -> str:
     """Return twelve hexadecimal digits for the sources of a module and of all that it imports."""
     graph = _graph(tuple(packages))
     name = f"{module}.__main__" if f"{module}.__main__" in graph.modules else module
-    found = hashlib.sha256()
     modules = {name, *graph.find_upstream_modules(name)} - _WRITERS
-    for path in sorted(_files(modules)):
-        text = path.read_text() if path.suffix == ".py" else path.read_bytes().hex()
-        found.update(path.name.encode() + b"\0")
-        found.update((_meaning(text) if path.suffix == ".py" else text).encode() + b"\0")
-    return found.hexdigest()[:12]
+    parts = []
+    for path in set(_files(modules)):
+        if path.suffix == ".py":
+            parts += _definitions(path.read_text())
+        else:
+            parts.append(f"{path.name}\0{path.read_bytes().hex()}")
+    return hashlib.sha256("\0".join(sorted(parts)).encode()).hexdigest()[:12]
 
 
 @cache
@@ -71,13 +72,23 @@ def _has_no_code(folder: Path) -> bool:
     return folder.name != "__pycache__" and not any(folder.rglob("*.py"))
 
 
-def _meaning(text: str) -> str:
-    """Return what a module's source means: its syntax tree without docstrings."""
+class _WithoutImports(ast.NodeTransformer):
+    """Takes the imports out of a syntax tree."""
+
+    def visit_Import(self, node: ast.Import) -> None: ...
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None: ...
+
+
+def _definitions(text: str) -> list[str]:
+    """Return the statements of a module as syntax trees, without docstrings and imports."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
-    return ast.dump(tree)
+    left = _WithoutImports().visit(tree).body
+    # All that is left of `if TYPE_CHECKING:` is an empty block.
+    return [ast.dump(each) for each in left if not isinstance(each, ast.If) or each.body]
 
 
 def older_than_their_code(

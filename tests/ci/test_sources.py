@@ -57,6 +57,16 @@ def test_words_and_layout_do_not_count(package: Path) -> None:
     assert of(package) == before
 
 
+def test_a_definition_may_move_to_another_module(package: Path) -> None:
+    before = of(package)
+    (package / "limits.py").write_text("LIMIT = 2\n")
+    text = f"from {package.name}.limits import LIMIT\ndef f() -> int:\n    return LIMIT\n"
+    (package / "policy.py").write_text(text)
+    assert of(package) == before
+    (package / "limits.py").write_text("LIMIT = 3\n")
+    assert of(package) != before
+
+
 def test_profiles_next_to_the_code_count(package: Path) -> None:
     before = of(package)
     (package / "profiles").mkdir()
