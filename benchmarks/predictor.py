@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from predictor.sandbox import Sandbox
+from predictor.service.sandbox import Sandbox
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 CANDIDATES = 64

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from node_agent.config import AgentSettings
 from node_agent.metrics import AgentCollector, ProcessFigures
 from node_agent.monitor import Monitor
-from predictor.metrics import Metrics as PredictorMetrics
+from predictor.service.metrics import Metrics as PredictorMetrics
 from scheduler_extender.cluster.kinds import shipped
 from scheduler_extender.config import ExtenderConfig
 from scheduler_extender.serving.service import running

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from node_agent.config import AgentSettings
-from predictor.config import PredictorConfig
+from predictor.service.config import PredictorConfig
 from scheduler_extender.config import ExtenderConfig
 from tandem.policy.catalog import profile_names
 

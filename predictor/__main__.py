@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 import uvicorn
 
-from predictor.app import create_app
-from predictor.config import PredictorConfig, StoreKind, load_config
-from predictor.store import ClusterProfileStore, ProfileStore
+from predictor.service.app import create_app
+from predictor.service.config import PredictorConfig, StoreKind, load_config
+from predictor.service.store import ClusterProfileStore, ProfileStore
 from tandem.contracts.names import PREDICTOR_AUDIENCE
 from tandem.errors import TandemError, UsageError
 from tandem.kube.access import Reviews

@@ -11,9 +11,9 @@ import numpy as np
 
 from predictor.errors import GraphError, Refusal
 from predictor.graph.model import GraphLimits, InferredModel, complete, infer, load
+from predictor.graph.sequence import FURTHER_LENGTHS, scaling
 from predictor.graph.symbols import SymbolSizes
 from predictor.graph.totals import Totals, sum_over_graphs
-from predictor.sequence import FURTHER_LENGTHS, scaling
 from tandem.contracts.resources import Framework, GraphFeatures
 from tandem.policy.equations.tiresias import tensor_skew
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from predictor import spread
-from predictor.load_report import scatter
-from predictor.spread import conformal
+from predictor.load import spread
+from predictor.load.spread import conformal
+from predictor.training.load_report import scatter
 from studies.predictions import fallbacks, first, loads, pairs, shipped, training, utilisation
 from studies.predictions.loads import Row
 from studies.predictions.measured import Measured, measured, unused
@@ -59,8 +59,8 @@ with frozen layers, whose graphs were not rebuilt.
 |---|---|---|---|---|---|"""
 _INTERVAL_NOTE = """An interval is the estimate divided and multiplied by a factor. It is
 conformal on families left out, of all data sets of a figure together: each family of a data set has
-the same weight, and one more that is worse than all counts (`predictor/spread.py`). The bar is 85
-to 95 % of unseen models. A family is inside or outside nearly as a whole, so that one of five
+the same weight, and one more that is worse than all counts (`predictor/load/spread.py`). The bar is
+85 to 95 % of unseen models. A family is inside or outside nearly as a whole, so that one of five
 families is 20 %. After one run the logarithm is a multiple of a spread that grows with the distance
 to that run. NCF is 21 of the 57 rows of `pollux`.
 """

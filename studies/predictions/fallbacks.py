@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.equations import taken_turns, time_shared_speed
-from predictor.interference import PAIR_FEATURES
-from predictor.pairs import MeasuredPair
-from predictor.selection import Learner
-from predictor.training import table
+from predictor.interference.model import PAIR_FEATURES
+from predictor.interference.pairs import MeasuredPair
+from predictor.load.equations import taken_turns, time_shared_speed
+from predictor.training.interference import table
+from predictor.training.selection import Learner
 from studies.predictions import pairs as priced
 from studies.predictions.interference import Matrix, measured_pairs
 

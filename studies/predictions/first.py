@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from benchmarks.tables import Table, tables_of
 from predictor.graph.features import extract_features
-from predictor.interference import Interference
-from predictor.load import Predictor
-from predictor.load_model import open_predictor
-from predictor.pairs import MeasuredPair
+from predictor.interference.model import Interference
+from predictor.interference.pairs import MeasuredPair
+from predictor.load.model import open_predictor
+from predictor.load.predictor import Predictor
 from studies.predictions.interference import Matrix, measured_pairs
 from tandem.contracts.prediction import InterferenceRequest, PairSlowdown, PredictRequest
 from tandem.contracts.resources import GraphFeatures, Load

@@ -18,19 +18,19 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.interference import Interference
-from predictor.load import Predictor
-from predictor.load_evaluation import load_table, rmsle
-from predictor.load_model import ITERATION, MEMORY, UTILISATION, LearnedLoad, open_load
-from predictor.pairs import MeasuredPair
-from predictor.profiles import Profile, read_measured_pairs, read_profiles, read_records
-from predictor.sources import (
+from predictor.interference.model import Interference
+from predictor.interference.pairs import MeasuredPair
+from predictor.load.model import ITERATION, MEMORY, UTILISATION, LearnedLoad, open_load
+from predictor.load.predictor import Predictor
+from predictor.load.sources import (
     Memory,
     Question,
     Utilisation,
     formula_memory,
     formula_utilisation,
 )
+from predictor.training.load_evaluation import load_table, rmsle
+from predictor.training.profiles import Profile, read_measured_pairs, read_profiles, read_records
 from studies.predictions import h100_mps
 from tandem.contracts.prediction import InterferenceRequest
 from tandem.contracts.resources import Load, Source

@@ -17,10 +17,10 @@ from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
-from predictor.equations import pair_step, training_step
-from predictor.pairs import MeasuredJob, MeasuredPair
-from predictor.selection import Pairs, across_gpus, candidates, choose, mean_absolute_error
-from predictor.training import compare, table
+from predictor.interference.pairs import MeasuredJob, MeasuredPair
+from predictor.load.equations import pair_step, training_step
+from predictor.training.interference import compare, table
+from predictor.training.selection import Pairs, across_gpus, candidates, choose, mean_absolute_error
 from studies.predictions.features import features
 from studies.predictions.measured import GAVEL
 from tandem.contracts.resources import Load, Source

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.load import Predictor
-from predictor.load_evaluation import rmsle
-from predictor.memory import Levels, Setup, allocator_of, formula_levels
-from predictor.profiles import Origin, Profile
+from predictor.load.memory import Levels, Setup, allocator_of, formula_levels
+from predictor.load.predictor import Predictor
+from predictor.training.load_evaluation import rmsle
+from predictor.training.profiles import Origin, Profile
 from studies.predictions.features import features
 from studies.predictions.measured import INPUT_BOUND, Measured
 from tandem.contracts.prediction import Framework, Interval, Prediction, PredictRequest

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor import effects
-from predictor.equations import taken_turns, time_shared_speed
-from predictor.interference import PREDICTED_SLOPE
-from predictor.pairs import MeasuredPair
-from predictor.selection import candidates
-from predictor.training import table
+from predictor.interference import effects
+from predictor.interference.model import PREDICTED_SLOPE
+from predictor.interference.pairs import MeasuredPair
+from predictor.load.equations import taken_turns, time_shared_speed
+from predictor.training.interference import table
+from predictor.training.selection import candidates
 from studies.predictions.interference import Matrix, measured_pairs
 from tandem.policy.equations.horus import slowdown_over_commit
 
@@ -290,9 +290,9 @@ the best partner, does not depend on it. Three other formulas were tried: none i
 _AFTER = """### After 24 pairs of the type
 
 A type of GPU shifts all of its pairs by what it has shown, and each model that ran there has two
-effects on top, on its own speed and on its partners' (`predictor/effects.py`). Means over ten draws
-of 24 pairs, seeds 0 to 9, on the pairs that were not drawn; most of their models were drawn. The
-weight of what was shown was fixed before the first run.
+effects on top, on its own speed and on its partners' (`predictor/interference/effects.py`). Means
+over ten draws of 24 pairs, seeds 0 to 9, on the pairs that were not drawn; most of their models
+were drawn. The weight of what was shown was fixed before the first run.
 
 | utilisations | type of GPU | what was shown | MAE of speed | rank correlation | best of 8 |
 |---|---|---|---|---|---|

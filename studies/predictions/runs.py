@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from predictor.experience import Experience
-from predictor.interference import Interference
-from predictor.load import Predictor
-from predictor.observed import add_run
-from predictor.pairs import MeasuredJob, MeasuredPair
+from predictor.interference.experience import Experience
+from predictor.interference.model import Interference
+from predictor.interference.pairs import MeasuredJob, MeasuredPair
+from predictor.load.observed import add_run
+from predictor.load.predictor import Predictor
 from studies.predictions.features import features
 from studies.predictions.interference import Matrix, measured_pairs
 from studies.predictions.loads import Floats

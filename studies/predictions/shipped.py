@@ -19,7 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.artifacts import SHIPPED, Artifacts
-from predictor.load_evaluation import (
+from predictor.load.memory import Setup, formula_levels
+from predictor.load.model import ELSEWHERE, ITERATION, MEMORY, UTILISATION
+from predictor.training.load import MIN_FAMILIES_OF_TYPE, train_load
+from predictor.training.load_evaluation import (
     LoadTable,
     held_out,
     held_out_corrections,
@@ -29,10 +32,7 @@ from predictor.load_evaluation import (
     types_of,
     weigh,
 )
-from predictor.load_model import ELSEWHERE, ITERATION, MEMORY, UTILISATION
-from predictor.load_training import MIN_FAMILIES_OF_TYPE, train_load
-from predictor.memory import Setup, formula_levels
-from predictor.profiles import Origin, Profile
+from predictor.training.profiles import Origin, Profile
 from studies.predictions import loads
 from studies.predictions.features import features
 from studies.predictions.loads import Floats

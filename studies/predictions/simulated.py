@@ -29,10 +29,10 @@ import numpy as np
 from benchmarks.pages import made_by, write
 from benchmarks.tables import Table, data_folder, markdown
 from predictor.artifacts import serving
-from predictor.interference import Interference
-from predictor.load import Predictor
-from predictor.load_evaluation import LoadTable, fit, load_table, published_learner
-from predictor.load_model import KIND, LearnedLoad, open_predictor
+from predictor.interference.model import Interference
+from predictor.load.model import KIND, LearnedLoad, open_predictor
+from predictor.load.predictor import Predictor
+from predictor.training.load_evaluation import LoadTable, fit, load_table, published_learner
 from predictor.trees import in_json, stored
 from scheduler_extender.cluster.jobs import policy_job
 from studies.predictions import first, loads

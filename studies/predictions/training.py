@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from predictor.load_evaluation import held_out, learners, load_table
-from predictor.load_model import ITERATION, UTILISATION
+from predictor.load.model import ITERATION, UTILISATION
+from predictor.training.load_evaluation import held_out, learners, load_table
 from studies.predictions import loads
 from studies.predictions.measured import Measured
 

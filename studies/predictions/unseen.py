@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PrivateAttr
 
-from predictor.interference import Interference
-from predictor.sources import OBSERVED_MEMORY_P95_FACTOR
+from predictor.interference.model import Interference
+from predictor.load.sources import OBSERVED_MEMORY_P95_FACTOR
 from studies.predictions import loads, runs
 from studies.predictions.interference import load_of
 from studies.predictions.measured import V100, measured

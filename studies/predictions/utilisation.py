@@ -13,10 +13,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.equations import training_step
-from predictor.load_evaluation import load_table, xgboost_learner
-from predictor.load_features import LOAD_FEATURES
-from predictor.selection import Learner
+from predictor.load.equations import training_step
+from predictor.load.features import LOAD_FEATURES
+from predictor.training.load_evaluation import load_table, xgboost_learner
+from predictor.training.selection import Learner
 from studies.predictions import loads
 from studies.predictions.features import features
 from studies.predictions.measured import Measured

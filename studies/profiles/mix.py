@@ -15,8 +15,8 @@ from itertools import pairwise
 import numpy as np
 
 from predictor.artifacts import serving
-from predictor.interference import KIND, LearnedInterference, pair_features
-from predictor.stored import opened
+from predictor.interference.model import KIND, LearnedInterference, pair_features
+from predictor.interference.stored import opened
 from tandem.gpu_types import find_gpu
 from tandem.simulator.mix import FILE
 

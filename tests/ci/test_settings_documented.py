@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from node_agent.config import AgentSettings
-from predictor.config import PredictorConfig
+from predictor.service.config import PredictorConfig
 from scheduler_extender.config import ExtenderConfig
 from tandem.policy.catalog import Profile
 

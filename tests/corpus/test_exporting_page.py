@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from predictor.sandbox import Sandbox
+from predictor.service.sandbox import Sandbox
 
 ROOT = Path(__file__).parent.parent.parent
 PYTHON = ROOT / ".venv-corpus" / "bin" / "python"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from e2e_cluster import BOARD, MODELS
 
-from predictor.interference import open_interference
-from predictor.load import Predictor
-from predictor.sandbox import Sandbox
+from predictor.interference.model import open_interference
+from predictor.load.predictor import Predictor
+from predictor.service.sandbox import Sandbox
 from tandem.contracts.prediction import InterferenceRequest, PredictRequest
 from tandem.contracts.resources import Load
 from tandem.policy.equations.turns import shares_well

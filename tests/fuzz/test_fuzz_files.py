@@ -25,10 +25,10 @@ from predictor_graphs import light
 from synthetic_profiles import synthetic_profiles
 
 from node_agent.__main__ import read_settings
-from predictor.config import load_config
-from predictor.load_model import open_predictor
-from predictor.profiles import is_collected, read_measured_pairs, read_profiles
-from predictor.training import read_pairs
+from predictor.load.model import open_predictor
+from predictor.service.config import load_config
+from predictor.training.interference import read_pairs
+from predictor.training.profiles import is_collected, read_measured_pairs, read_profiles
 from scheduler_extender.config import read_config
 from tandem.errors import TandemError
 from tandem.files import read_csv, read_json, read_yaml

@@ -16,7 +16,7 @@ from predictor_graphs import FLOAT, Builder, distort, light, mutate, tensor_inpu
 
 from predictor.errors import GraphError, Refusal
 from predictor.graph.features import extract_features, feature_hash
-from predictor.sandbox import ParsedModel, Sandbox, SandboxLimits
+from predictor.service.sandbox import ParsedModel, Sandbox, SandboxLimits
 from tandem.contracts.resources import GraphFeatures
 
 pytestmark = [pytest.mark.slow, WATCHDOG]

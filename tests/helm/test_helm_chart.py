@@ -15,7 +15,7 @@ from controlplane_binaries import program
 from helm_render import CHART, ROOT, Helm, Object, render
 
 from node_agent.config import AgentSettings
-from predictor.config import PredictorConfig
+from predictor.service.config import PredictorConfig
 from scheduler_extender.config import ExtenderConfig
 from tandem.contracts import names
 

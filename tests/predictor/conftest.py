@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from predictor.sandbox import Sandbox
+from predictor.service.sandbox import Sandbox
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from predictor.profiles import Origin, Profile
+from predictor.training.profiles import Origin, Profile
 from tandem.contracts.prediction import Optimizer, Precision
 from tandem.contracts.resources import GraphFeatures
 
@@ -60,7 +60,7 @@ def synthetic_profiles(
 def _with_figures(
     bare: Profile, convolutional: bool, rng: np.random.Generator, noise: float
 ) -> Profile:
-    from predictor.load_features import known
+    from predictor.load.features import known
 
     asked = known(bare.question())
     assert asked is not None

@@ -13,10 +13,10 @@ from predictor_graphs import light
 from test_predictor_service import LentSandbox
 from typer.testing import CliRunner
 
-from predictor.app import create_app
-from predictor.config import PredictorConfig
-from predictor.sandbox import Sandbox
-from predictor.store import ClusterProfileStore
+from predictor.service.app import create_app
+from predictor.service.config import PredictorConfig
+from predictor.service.sandbox import Sandbox
+from predictor.service.store import ClusterProfileStore
 from tandem.cli.main import build_app
 from tandem.contracts.names import PREDICTOR_AUDIENCE
 from tandem.kube import access
@@ -241,7 +241,7 @@ def test_the_cli_sends_the_token_of_the_kubeconfig_where_it_stays_secret(monkeyp
         def request(self, *_: object, **__: object) -> bytes:
             return b'{"models": []}'
 
-    monkeypatch.setattr("predictor.client.PredictorClient", Recorded)
+    monkeypatch.setattr("predictor.service.client.PredictorClient", Recorded)
     monkeypatch.setenv("KUBECONFIG", str(config))
     for arguments in (
         ["--server", "http://127.0.0.1:8090"],

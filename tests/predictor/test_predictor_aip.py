@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from test_predictor_interference import load, synthetic_pairs
 
-from predictor import selection, training
 from predictor.artifacts import Artifacts
-from predictor.interference import KIND, PART, LearnedInterference
-from predictor.selection import candidates
-from predictor.stored import STORABLE, opened, parts_of
-from predictor.training import table, train
+from predictor.interference.model import KIND, PART, LearnedInterference
+from predictor.interference.stored import STORABLE, opened, parts_of
+from predictor.training import interference as training
+from predictor.training import selection
+from predictor.training.interference import table, train
+from predictor.training.selection import candidates
 from tandem.gpu_types import find_gpu
 
 KINDS = [kind for kind in STORABLE if kind != "xgboost"]

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from predictor_graphs import light
 
-from predictor.app import create_app
-from predictor.config import PredictorConfig
-from predictor.store import ClusterProfileStore
+from predictor.service.app import create_app
+from predictor.service.config import PredictorConfig
+from predictor.service.store import ClusterProfileStore
 from tandem.contracts.prediction import Feedback, PredictRequest
 from tandem.contracts.resources import Load
 from tandem.kube.memory import MemoryCluster

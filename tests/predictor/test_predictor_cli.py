@@ -12,9 +12,9 @@ from command_tree import whole_tree
 from predictor_graphs import LIGHT, bert_base, light
 from typer.testing import CliRunner
 
-from predictor.app import create_app
-from predictor.config import PredictorConfig
-from predictor.store import ClusterProfileStore
+from predictor.service.app import create_app
+from predictor.service.config import PredictorConfig
+from predictor.service.store import ClusterProfileStore
 from tandem.cli.complete import completions
 from tandem.cli.main import build_app
 from tandem.errors import TandemError, UsageError

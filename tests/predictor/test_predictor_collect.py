@@ -18,8 +18,8 @@ from predictor.collect import __main__ as command
 from predictor.collect import plan, runner
 from predictor.collect.catalog import MODELS, PLAIN
 from predictor.collect.records import Records
-from predictor.load import Predictor
-from predictor.profiles import is_collected, read_measured_pairs, read_profiles
+from predictor.load.predictor import Predictor
+from predictor.training.profiles import is_collected, read_measured_pairs, read_profiles
 from tandem.cli.main import build_app
 from tandem.gpu_types import GIB
 

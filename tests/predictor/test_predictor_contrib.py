@@ -96,7 +96,7 @@ def test_an_unknown_operator_leaves_its_shape_unknown():
 @pytest.mark.parametrize("length", [64, 256, 1024])
 def test_another_sequence_length_is_exact(length):
     """One layer read with an open sequence, against the same layer exported at that length."""
-    from predictor.sequence import at_sequence
+    from predictor.graph.sequence import at_sequence
 
     nodes = [
         helper.make_node("Attention", ["x", "wa", "ba"], ["a"], num_heads=4, **MS),

@@ -9,11 +9,11 @@ from fastapi.testclient import TestClient
 from predictor_graphs import light
 from synthetic_profiles import synthetic_profiles
 
-from predictor.app import create_app
-from predictor.config import PredictorConfig
-from predictor.drift import OTHER, WINDOW, Drift
-from predictor.load import Predictor
-from predictor.store import ClusterProfileStore
+from predictor.load.predictor import Predictor
+from predictor.service.app import create_app
+from predictor.service.config import PredictorConfig
+from predictor.service.drift import OTHER, WINDOW, Drift
+from predictor.service.store import ClusterProfileStore
 from tandem.contracts.prediction import Feedback, PredictRequest
 from tandem.kube.memory import MemoryCluster
 

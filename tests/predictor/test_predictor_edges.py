@@ -10,8 +10,8 @@ import time
 import pytest
 
 from predictor.errors import GraphError
-from predictor.http import BodyTooLargeError, _LimitedBody
-from predictor.sandbox import _MAX_ANSWER_BYTES, _receive_answer
+from predictor.service.http import BodyTooLargeError, _LimitedBody
+from predictor.service.sandbox import _MAX_ANSWER_BYTES, _receive_answer
 
 
 class Parts:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from predictor.equations import training_step
-from predictor.load import Predictor
+from predictor.load.equations import training_step
+from predictor.load.predictor import Predictor
 from tandem.contracts.prediction import Precision, PredictRequest
 from tandem.contracts.resources import GraphFeatures, Load, Observation, Source
 from tandem.gpu_types import find_gpu

@@ -1,7 +1,7 @@
 """From ModelProfiles with what agents have seen to profiles to learn from."""
 
-from predictor.from_cluster import MOST_OF_NAMESPACE, observed_profiles
-from predictor.profiles import Origin
+from predictor.training.from_cluster import MOST_OF_NAMESPACE, observed_profiles
+from predictor.training.profiles import Origin
 from tandem.contracts.resources import (
     GraphFeatures,
     ModelProfileSpec,

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from predictor.artifacts import Artifacts
-from predictor.load import Predictor
-from predictor.load_evaluation import load_table, rmsle
-from predictor.load_features import LOAD_FEATURES
-from predictor.load_model import MEMORY, UTILISATION, open_load
-from predictor.load_training import train_load
-from predictor.profiles import read_measured_pairs
-from predictor.sources import question_step
+from predictor.load.features import LOAD_FEATURES
+from predictor.load.model import MEMORY, UTILISATION, open_load
+from predictor.load.predictor import Predictor
+from predictor.load.sources import question_step
+from predictor.training.load import train_load
+from predictor.training.load_evaluation import load_table, rmsle
+from predictor.training.profiles import read_measured_pairs
 from studies.predictions import h100_mps, hopper
 from tandem.errors import TandemError
 

@@ -36,7 +36,7 @@ from predictor.errors import GraphError, Refusal, SandboxUnavailableError
 from predictor.graph.features import extract_features
 from predictor.graph.model import GraphLimits
 from predictor.graph.skim import Skimmer
-from predictor.sandbox import Sandbox, SandboxLimits
+from predictor.service.sandbox import Sandbox, SandboxLimits
 
 
 def skim(data: bytes, chunk: int = 1 << 16, limit: int = 1 << 26) -> bytes:
@@ -345,7 +345,7 @@ def test_a_fork_server_that_does_not_start_is_explained(monkeypatch):
 def test_a_child_can_open_neither_file_nor_socket_and_forks_into_limits():
     script = textwrap.dedent("""
         import resource, socket
-        from predictor.sandbox_worker import _limit
+        from predictor.service.sandbox_worker import _limit
         _limit(1 << 30, 10, 5.0)
         for forbidden in (lambda: open("/etc/passwd"), socket.socket, lambda: open("/tmp/x", "w")):
             try:

@@ -14,13 +14,9 @@ from fastapi.testclient import TestClient
 from predictor_graphs import measured_matrix
 from typer.testing import CliRunner
 
-from predictor import selection, training
-from predictor.app import create_app
 from predictor.artifacts import SHIPPED, ArtifactError, Artifacts, serving
-from predictor.config import PredictorConfig
-from predictor.equations import taken_turns, time_shared_speed
-from predictor.experience import Experience
-from predictor.interference import (
+from predictor.interference.experience import Experience
+from predictor.interference.model import (
     KIND,
     MEASURED_SPREAD,
     PAIR_FEATURES,
@@ -37,8 +33,15 @@ from predictor.interference import (
     open_interference,
     pair_features,
 )
-from predictor.pairs import MeasuredJob, MeasuredPair
-from predictor.selection import (
+from predictor.interference.pairs import MeasuredJob, MeasuredPair
+from predictor.load.equations import taken_turns, time_shared_speed
+from predictor.service.app import create_app
+from predictor.service.config import PredictorConfig
+from predictor.service.store import ClusterProfileStore
+from predictor.training import interference as training
+from predictor.training import selection
+from predictor.training.interference import read_pairs, table, train
+from predictor.training.selection import (
     Pairs,
     across_gpus,
     candidates,
@@ -48,8 +51,6 @@ from predictor.selection import (
     unseen_models,
     unseen_pairs,
 )
-from predictor.store import ClusterProfileStore
-from predictor.training import read_pairs, table, train
 from predictor.trees import in_json
 from tandem.cli.main import build_app
 from tandem.contracts.learning import Means, Neighbour
@@ -383,7 +384,7 @@ def test_a_namespace_cannot_poison_what_a_type_of_gpu_is_believed_to_do(means):
 
 def test_a_namespace_cannot_change_how_busy_the_models_of_others_are_alone(monkeypatch):
     """Neither by runs of the same model nor by many kinds of its own."""
-    monkeypatch.setattr("predictor.experience._KINDS", 100)
+    monkeypatch.setattr("predictor.interference.experience._KINDS", 100)
 
     def shift_after(evil: int) -> float:
         experience = Experience()
@@ -685,9 +686,9 @@ def test_an_artifact_of_before_the_json_still_serves(tmp_path):
 def test_the_service_starts_without_xgboost():
     program = (
         "import sys\n"
-        "from predictor.interference import open_interference\n"
-        "from predictor.load_model import open_load\n"
-        "import predictor.app\n"
+        "from predictor.interference.model import open_interference\n"
+        "from predictor.load.model import open_load\n"
+        "import predictor.service.app\n"
         "assert open_interference(None)._learned is not None\n"
         "open_load(None)\n"
         "sys.exit('xgboost' in sys.modules or 'scipy' in sys.modules)\n"

@@ -16,8 +16,8 @@ from seeds import SEED
 from synthetic_profiles import synthetic_profiles
 
 from predictor.artifacts import Artifacts
-from predictor.load_model import KIND
-from predictor.profiles import Origin
+from predictor.load.model import KIND
+from predictor.training.profiles import Origin
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -12,12 +12,16 @@ from predictor_graphs import Builder, tensor_input
 from synthetic_profiles import synthetic_profiles
 from typer.testing import CliRunner
 
-from predictor import load_training
-from predictor.app import create_app
 from predictor.artifacts import ArtifactError, Artifacts
-from predictor.config import PredictorConfig
-from predictor.load import Predictor
-from predictor.load_evaluation import (
+from predictor.load.features import _OUTSIDE, LOAD_FEATURES, SUPPORTED, known
+from predictor.load.model import KIND, LearnedLoad, open_load
+from predictor.load.predictor import Predictor
+from predictor.service.app import create_app
+from predictor.service.config import PredictorConfig
+from predictor.service.store import ClusterProfileStore
+from predictor.training import load as load_training
+from predictor.training.load import train_load
+from predictor.training.load_evaluation import (
     bound_offset,
     family_folds,
     held_out,
@@ -26,11 +30,7 @@ from predictor.load_evaluation import (
     published_learner,
     xgboost_learner,
 )
-from predictor.load_features import _OUTSIDE, LOAD_FEATURES, SUPPORTED, known
-from predictor.load_model import KIND, LearnedLoad, open_load
-from predictor.load_training import train_load
-from predictor.profiles import Origin, read_measured_pairs, read_profiles
-from predictor.store import ClusterProfileStore
+from predictor.training.profiles import Origin, read_measured_pairs, read_profiles
 from predictor.trees import Trees, stored
 from tandem.cli.main import build_app
 from tandem.contracts.prediction import Prediction, PredictRequest
@@ -111,7 +111,7 @@ def test_a_bound_reckons_with_a_family_worse_than_all():
 @pytest.mark.slow
 def test_bounds_hold_on_families_that_were_not_seen():
     """Calibrated on twenty families, tried on forty others (synthetic, wide noise)."""
-    from predictor.load_evaluation import corrected
+    from predictor.training.load_evaluation import corrected
 
     table = load_table(synthetic_profiles(20, noise=0.2))
     rows = table.rows("memory")

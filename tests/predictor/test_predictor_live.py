@@ -8,11 +8,11 @@ from predictor_graphs import light
 from test_predictor_service import LentSandbox
 
 from controlplane import manifests
-from predictor.app import create_app
-from predictor.config import PredictorConfig
 from predictor.errors import ModelNotFoundError, StoreUnavailableError
-from predictor.sandbox import Sandbox
-from predictor.store import ClusterProfileStore
+from predictor.service.app import create_app
+from predictor.service.config import PredictorConfig
+from predictor.service.sandbox import Sandbox
+from predictor.service.store import ClusterProfileStore
 from tandem.contracts import crds, names
 from tandem.contracts.prediction import Feedback
 from tandem.errors import UsageError

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from predictor_graphs import REFERENCE, light, measured_matrix
 
-from predictor.equations import (
+from predictor.graph.features import extract_features
+from predictor.load.equations import (
     COMPILED,
     input_cpu_seconds,
     input_cpus,
@@ -19,11 +20,10 @@ from predictor.equations import (
     training_step,
     two_levels,
 )
-from predictor.graph.features import extract_features
-from predictor.load import Predictor
-from predictor.load_model import open_predictor
-from predictor.observed import add_run
-from predictor.sources import Memory, Utilisation
+from predictor.load.model import open_predictor
+from predictor.load.observed import add_run
+from predictor.load.predictor import Predictor
+from predictor.load.sources import Memory, Utilisation
 from tandem.contracts.prediction import Feedback, PredictRequest
 from tandem.contracts.resources import ModelProfileStatus, Observation, Source
 from tandem.gpu_types import _TABLE, GIB, GPU_TYPES, UNKNOWN_GPU, find_gpu

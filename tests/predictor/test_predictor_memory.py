@@ -6,8 +6,8 @@ import pytest
 from predictor_graphs import Builder, tensor_input
 
 from predictor.graph.features import extract_features
-from predictor.load import Predictor
-from predictor.memory import ALLOCATORS, Setup, formula_levels
+from predictor.load.memory import ALLOCATORS, Setup, formula_levels
+from predictor.load.predictor import Predictor
 from tandem.contracts.prediction import (
     Framework,
     Optimizer,

@@ -9,7 +9,7 @@ from predictor_graphs import FLOAT, INT64, Builder, tensor_input
 from predictor.errors import GraphError
 from predictor.graph.features import extract_features, feature_hash
 from predictor.graph.symbols import evaluate, symbols_of
-from predictor.load import Predictor
+from predictor.load.predictor import Predictor
 from tandem.contracts.prediction import PredictRequest
 
 

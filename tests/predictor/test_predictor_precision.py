@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from synthetic_profiles import synthetic_profiles
 
-from predictor.equations import HALF_ACTIVATIONS
-from predictor.load import Predictor
-from predictor.memory import ALLOCATORS
+from predictor.load.equations import HALF_ACTIVATIONS
+from predictor.load.memory import ALLOCATORS
+from predictor.load.predictor import Predictor
 from tandem.contracts.prediction import Optimizer, Precision, PredictRequest
 from tandem.gpu_types import GPU_TYPES, find_gpu
 

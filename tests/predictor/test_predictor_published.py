@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from predictor_graphs import measured_data, measured_matrix
 
-from predictor import spread
-from predictor.equations import time_shared_speed
-from predictor.interference import PREDICTED_SLOPE
+from predictor.interference.model import PREDICTED_SLOPE
+from predictor.load import spread
+from predictor.load.equations import time_shared_speed
 from studies.predictions import loads, runs, unseen
 from studies.predictions.__main__ import (
     USED,

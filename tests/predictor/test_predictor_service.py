@@ -11,12 +11,12 @@ from fastapi.testclient import TestClient
 from predictor_graphs import REFERENCE, light
 
 from controlplane import binaries
-from predictor.app import create_app
-from predictor.config import REMOVED, PredictorConfig, load_config
 from predictor.errors import StoreUnavailableError
-from predictor.sandbox import Sandbox, SandboxLimits
-from predictor.store import ClusterProfileStore
-from predictor.turns import Turns
+from predictor.service.app import create_app
+from predictor.service.config import REMOVED, PredictorConfig, load_config
+from predictor.service.sandbox import Sandbox, SandboxLimits
+from predictor.service.store import ClusterProfileStore
+from predictor.service.turns import Turns
 from tandem.contracts.prediction import ErrorBody, ModelSummary, Prediction
 from tandem.contracts.resources import ModelProfileStatus, Source
 from tandem.errors import UsageError
@@ -308,8 +308,8 @@ async def test_an_upload_that_does_not_come_is_given_up_and_others_are_turned_aw
     cluster, lent, monkeypatch, name, every_s
 ):
     """Neither a client that stops sending nor one that sends a byte now and then."""
-    monkeypatch.setattr("predictor.turns.PARALLEL_UPLOADS", 1)
-    monkeypatch.setattr(f"predictor.turns.{name}", 0.5)
+    monkeypatch.setattr("predictor.service.turns.PARALLEL_UPLOADS", 1)
+    monkeypatch.setattr(f"predictor.service.turns.{name}", 0.5)
     app = create_app(PredictorConfig(), ClusterProfileStore(cluster), lent)
     drip = Drip(app, every_s=every_s)
     await drip.began.wait()

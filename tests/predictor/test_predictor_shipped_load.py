@@ -10,12 +10,12 @@ import pytest
 from fastapi.testclient import TestClient
 from predictor_graphs import measured_data, measured_matrix
 
-from predictor.app import create_app
 from predictor.artifacts import SHIPPED, Artifacts, serving
-from predictor.config import PredictorConfig
-from predictor.load import Predictor
-from predictor.load_model import KIND, open_predictor
-from predictor.store import ClusterProfileStore
+from predictor.load.model import KIND, open_predictor
+from predictor.load.predictor import Predictor
+from predictor.service.app import create_app
+from predictor.service.config import PredictorConfig
+from predictor.service.store import ClusterProfileStore
 from studies.predictions import first, shipped
 from studies.predictions.interference import measured_pairs
 from studies.predictions.loads import features, known

@@ -13,8 +13,8 @@ import pytest
 from test_queue_controller import GIB, Cluster
 from test_queue_preemption import EAGER, Training
 
-from predictor.load import Predictor
-from predictor.observed import add_run
+from predictor.load.observed import add_run
+from predictor.load.predictor import Predictor
 from scheduler_extender.cluster.jobs import rfc3339
 from tandem.contracts.prediction import (
     Feedback,

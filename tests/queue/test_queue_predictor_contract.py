@@ -11,10 +11,10 @@ from queue_builders import load
 from test_queue_beliefs import Predictor as Pairs
 from test_queue_controller import Cluster
 
-from predictor.app import create_app
-from predictor.config import PredictorConfig
-from predictor.sandbox import ParsedModel
-from predictor.store import ClusterProfileStore
+from predictor.service.app import create_app
+from predictor.service.config import PredictorConfig
+from predictor.service.sandbox import ParsedModel
+from predictor.service.store import ClusterProfileStore
 from scheduler_extender.predictions import HttpPredictor
 from tandem.contracts.prediction import Prediction
 from tandem.contracts.resources import Demand, GraphFeatures, Source

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from predictor.artifacts import Artifacts, Card
-from predictor.interference import (
+from predictor.interference.model import (
     KIND,
     PAIR_FEATURES,
     PART,
@@ -24,8 +24,9 @@ from predictor.interference import (
     load_features,
     pair_features,
 )
-from predictor.pairs import MeasuredPair
-from predictor.selection import (
+from predictor.interference.pairs import MeasuredPair
+from predictor.interference.stored import STORABLE, parts_of
+from predictor.training.selection import (
     QUADRATIC,
     Pairs,
     candidates,
@@ -35,7 +36,6 @@ from predictor.selection import (
     unseen_models,
     unseen_pairs,
 )
-from predictor.stored import STORABLE, parts_of
 from tandem.errors import TandemError, UsageError
 from tandem.files import read_text
 from tandem.gpu_types import find_gpu

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from predictor.artifacts import ArtifactError, Card, serving
-from predictor.effects import Effect
-from predictor.equations import taken_turns, time_shared_speed
-from predictor.experience import Experience
-from predictor.stored import opened
+from predictor.interference.effects import Effect
+from predictor.interference.experience import Experience
+from predictor.interference.stored import opened
+from predictor.load.equations import taken_turns, time_shared_speed
 from tandem.contracts.prediction import InterferenceAnswer, InterferenceRequest
 from tandem.contracts.resources import Load, Source
 from tandem.gpu_types import UNKNOWN_GPU, GpuType, find_gpu

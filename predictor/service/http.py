@@ -22,7 +22,7 @@ from predictor.errors import (
     StoreUnavailableError,
     UnauthenticatedError,
 )
-from predictor.metrics import Metrics
+from predictor.service.metrics import Metrics
 from tandem.contracts.prediction import ErrorBody
 from tandem.errors import TandemError, UsageError
 

@@ -15,21 +15,21 @@ from fastapi import FastAPI, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from predictor.access import Authenticated, Authority, feed_back, read_models
-from predictor.access import delete_model as delete_model_rights
-from predictor.access import push_model as push_model_rights
-from predictor.config import PredictorConfig
-from predictor.drift import Drift
 from predictor.errors import GraphError, ModelNotFoundError, Refusal
-from predictor.experience import Experience
 from predictor.graph.skim import Skimmer
-from predictor.http import Edge, add_error_handlers
-from predictor.interference import open_interference
-from predictor.load_model import open_predictor
-from predictor.metrics import Metrics
-from predictor.sandbox import Sandbox
-from predictor.store import ProfileStore, check_names
-from predictor.turns import Turns, Upload, Uploads
+from predictor.interference.experience import Experience
+from predictor.interference.model import open_interference
+from predictor.load.model import open_predictor
+from predictor.service.access import Authenticated, Authority, feed_back, read_models
+from predictor.service.access import delete_model as delete_model_rights
+from predictor.service.access import push_model as push_model_rights
+from predictor.service.config import PredictorConfig
+from predictor.service.drift import Drift
+from predictor.service.http import Edge, add_error_handlers
+from predictor.service.metrics import Metrics
+from predictor.service.sandbox import Sandbox
+from predictor.service.store import ProfileStore, check_names
+from predictor.service.turns import Turns, Upload, Uploads
 from tandem.contracts.base import Message
 from tandem.contracts.prediction import (
     ErrorBody,

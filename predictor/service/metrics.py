@@ -11,7 +11,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from predictor.drift import Residuals
+from predictor.service.drift import Residuals
 from tandem.contracts.resources import Load
 
 _LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from statistics import fmean, median, pstdev
 from typing import NamedTuple
 
-from predictor import effects
-from predictor.effects import Effect
-from predictor.equations import taken_turns, time_shared_speed
+from predictor.interference import effects
+from predictor.interference.effects import Effect
+from predictor.load.equations import taken_turns, time_shared_speed
 from tandem.contracts.learning import Means, Neighbour
 from tandem.gpu_types import type_name
 

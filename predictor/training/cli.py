@@ -17,8 +17,8 @@ from tandem.cli.reach import ContextOption, KubeconfigOption
 from tandem.errors import TandemError, UsageError
 
 if TYPE_CHECKING:
-    from predictor.pairs import MeasuredPair
-    from predictor.profiles import Profile
+    from predictor.interference.pairs import MeasuredPair
+    from predictor.training.profiles import Profile
 
 OutOption = Annotated[
     Path, typer.Option("--out", help="Directory of trained models, as the predictor reads it.")
@@ -74,11 +74,11 @@ def load(
             "Nothing to learn from.",
             "Name files of `tandem profile collect` with --profiles, or give --from-cluster.",
         )
-    from predictor.profiles import read_profiles
+    from predictor.training.profiles import read_profiles
 
     read = [profile for file in profiles or () for profile in read_profiles(file)]
     if from_cluster:
-        from predictor.from_cluster import read_cluster
+        from predictor.training.from_cluster import read_cluster
 
         seen = read_cluster(kubeconfig, cluster)
         err.print(f"{len(seen)} kinds of runs were seen in the cluster.")
@@ -102,7 +102,7 @@ def load(
 
 
 def _train_load(read: Sequence[Profile], out: Path, *, may_stay: bool) -> Card | None:
-    from predictor.load_training import train_load
+    from predictor.training.load import train_load
 
     try:
         return train_load(read, Artifacts(out))
@@ -124,9 +124,9 @@ def interference(
     form: Form = Form.TABLE,
 ) -> None:
     """Train on measured pairs; publish if better than the quadratic on what was not seen."""
-    from predictor.load_model import open_predictor
-    from predictor.profiles import is_collected, read_measured_pairs
-    from predictor.training import read_pairs
+    from predictor.load.model import open_predictor
+    from predictor.training.interference import read_pairs
+    from predictor.training.profiles import is_collected, read_measured_pairs
 
     predictor = open_predictor(out)
     measured = [
@@ -154,7 +154,7 @@ def interference(
 
 
 def _train_interference(measured: list[MeasuredPair], out: Path) -> Card:
-    from predictor.training import train
+    from predictor.training.interference import train
 
     return train(measured, Artifacts(out))
 

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from predictor.errors import ForbiddenError, StoreUnavailableError, UnauthenticatedError
-from predictor.http import error_response
+from predictor.service.http import error_response
 from tandem.errors import TandemError
 from tandem.kube.access import Access, Caller, Reviews, TooManyReviewsError, bearer_token
 from tandem.kube.errors import KubeError

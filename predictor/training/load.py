@@ -14,8 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.artifacts import Artifacts, Card
-from predictor.interference import Floats
-from predictor.load_evaluation import (
+from predictor.interference.model import Floats
+from predictor.load.features import LOAD_FEATURES, SUPPORTED
+from predictor.load.model import ELSEWHERE, KIND, UTILISATION
+from predictor.load.sources import FORMULA_VERSION
+from predictor.load.spread import conformal
+from predictor.training.load_evaluation import (
     FORMULA,
     PUBLISHED,
     SEED,
@@ -37,12 +41,8 @@ from predictor.load_evaluation import (
     types_of,
     weigh,
 )
-from predictor.load_features import LOAD_FEATURES, SUPPORTED
-from predictor.load_model import ELSEWHERE, KIND, UTILISATION
-from predictor.load_report import held_out_figures, markdown, scatter
-from predictor.profiles import Origin, Profile
-from predictor.sources import FORMULA_VERSION
-from predictor.spread import conformal
+from predictor.training.load_report import held_out_figures, markdown, scatter
+from predictor.training.profiles import Origin, Profile
 from predictor.trees import in_json, stored
 from tandem.errors import TandemError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from predictor.equations import Step, host_of, training_step
+from predictor.load.equations import Step, host_of, training_step
 from tandem.contracts.prediction import Precision
 from tandem.contracts.resources import GraphFeatures, Observation
 from tandem.gpu_types import GpuType

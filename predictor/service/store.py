@@ -6,8 +6,8 @@ import re
 from typing import Protocol
 
 from predictor.errors import ModelNotFoundError, StoreUnavailableError
-from predictor.observed import add_run
-from predictor.sandbox import ParsedModel
+from predictor.load.observed import add_run
+from predictor.service.sandbox import ParsedModel
 from tandem.contracts.names import API_VERSION
 from tandem.contracts.prediction import Feedback, ModelSummary
 from tandem.contracts.resources import ModelProfileSpec, ModelProfileStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from predictor.equations import activation_scale, is_half
+from predictor.load.equations import activation_scale, is_half
 from tandem.contracts.prediction import Framework, Optimizer, Parallelism, Precision
 from tandem.contracts.resources import GraphFeatures
 from tandem.gpu_types import GIB

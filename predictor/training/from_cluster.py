@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from predictor.profiles import Origin, Profile
+from predictor.training.profiles import Origin, Profile
 from tandem.contracts.resources import ModelProfileSpec, ModelProfileStatus
 
 #: Observations that one namespace may contribute: none outweighs the others.

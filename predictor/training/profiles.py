@@ -18,10 +18,10 @@ from pydantic import Field, ValidationError
 
 from predictor.collect.records import graph_bytes
 from predictor.errors import GraphError
-from predictor.load import Predictor
-from predictor.memory import Setup
-from predictor.pairs import MeasuredJob, MeasuredPair
-from predictor.sources import Question
+from predictor.interference.pairs import MeasuredJob, MeasuredPair
+from predictor.load.memory import Setup
+from predictor.load.predictor import Predictor
+from predictor.load.sources import Question
 from tandem.contracts.base import Message
 from tandem.contracts.prediction import (
     BatchSize,

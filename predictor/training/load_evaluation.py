@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.interference import Floats
-from predictor.load_features import LOAD_FEATURES, known
-from predictor.load_model import (
+from predictor.interference.model import Floats
+from predictor.load.features import LOAD_FEATURES, known
+from predictor.load.model import (
     ELSEWHERE,
     ITERATION,
     MEMORY,
@@ -23,8 +23,8 @@ from predictor.load_model import (
     learned_percent,
     share_logit,
 )
-from predictor.profiles import Profile
-from predictor.selection import Learner
+from predictor.training.profiles import Profile
+from predictor.training.selection import Learner
 from tandem.gpu_types import type_name
 
 Strings = NDArray[np.str_]

@@ -10,11 +10,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from predictor import spread as intervals
-from predictor.equations import Step, host_of, training_step
-from predictor.measured import is_input_bound, measured_step
-from predictor.memory import allocator_of, formula_levels
-from predictor.sources import (
+from predictor.load import spread as intervals
+from predictor.load.equations import Step, host_of, training_step
+from predictor.load.measured import is_input_bound, measured_step
+from predictor.load.memory import allocator_of, formula_levels
+from predictor.load.sources import (
     Memory,
     Question,
     Utilisation,

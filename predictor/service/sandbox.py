@@ -1,10 +1,10 @@
 """Parses graphs of strangers in child processes that can do nothing but compute.
 
-A fork server (`predictor.sandbox_worker`) imports onnx once and forks a child for each graph, so a
-parse costs no start-up and each child dies with whatever a graph did to it. A child has limits on
-memory, CPU and wall time, sits in an empty directory that it cannot write, and may open no file
-and no socket (RLIMIT_NOFILE is zero): it reads the graph from the one connection it was given, and
-writes its answer there.
+A fork server (`predictor.service.sandbox_worker`) imports onnx once and forks a child for each
+graph, so a parse costs no start-up and each child dies with whatever a graph did to it. A child has
+limits on memory, CPU and wall time, sits in an empty directory that it cannot write, and may open
+no file and no socket (RLIMIT_NOFILE is zero): it reads the graph from the one connection it was
+given, and writes its answer there.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Sandbox:
                     sys.executable,
                     "-P",
                     "-m",
-                    "predictor.sandbox_worker",
+                    "predictor.service.sandbox_worker",
                     str(theirs.fileno()),
                     str(limits.memory_bytes),
                     str(limits.cpu_s),

@@ -13,7 +13,7 @@ import threading
 from collections import defaultdict
 from dataclasses import dataclass
 
-from predictor.load import Predictor
+from predictor.load.predictor import Predictor
 from tandem.contracts.prediction import Feedback, PredictRequest
 from tandem.contracts.resources import GraphFeatures, Load, Source
 from tandem.gpu_types import find_gpu

@@ -1,6 +1,6 @@
-"""The fork server of `predictor.sandbox`: one child per graph, with limits, then nothing left.
+"""The fork server of the sandbox: one child per graph, with limits, then nothing left.
 
-Started as `python -m predictor.sandbox_worker FD MEMORY CPU WALL GRAPH`; ends when FD does.
+Started as `python -m predictor.service.sandbox_worker FD MEMORY CPU WALL GRAPH`; ends when FD does.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from predictor import spread
-from predictor.equations import (
+from predictor.load import spread
+from predictor.load.equations import (
     Host,
     Step,
     host_of,
@@ -16,8 +16,8 @@ from predictor.equations import (
     training_step,
     two_levels,
 )
-from predictor.measured import is_input_bound, measured_step
-from predictor.memory import Setup, formula_levels
+from predictor.load.measured import is_input_bound, measured_step
+from predictor.load.memory import Setup, formula_levels
 from tandem.contracts.prediction import Precision
 from tandem.contracts.resources import GraphFeatures, Observation, Source
 from tandem.gpu_types import GIB, UNKNOWN_GPU, GpuType

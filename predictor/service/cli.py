@@ -39,7 +39,7 @@ from tandem.contracts.resources import GraphFeatures, Source
 from tandem.errors import UsageError
 
 if TYPE_CHECKING:
-    from predictor.sandbox import ParsedModel
+    from predictor.service.sandbox import ParsedModel
 
 _CHUNK_BYTES = 1 << 20
 _GIB = 1024**3
@@ -100,7 +100,7 @@ class Predictor:
             self._read.check_namespace(namespace)
 
     def _direct(self, method: str, path: str, **options: object) -> Any:  # noqa: ANN401 - JSON
-        from predictor.client import PredictorClient
+        from predictor.service.client import PredictorClient
 
         token = self._token or _token_of_kubeconfig(self._server)
         with PredictorClient(self._server, token) as http:
@@ -412,14 +412,14 @@ def _token_of_kubeconfig(server: str) -> str:
 
 
 def _predict_here(file: Path, request: PredictRequest) -> Prediction:
-    from predictor.load_model import open_predictor
+    from predictor.load.model import open_predictor
 
     parsed = _parse(file)
     return open_predictor(None).predict(request, parsed.features, parsed.feature_hash)
 
 
 def _parse(file: Path) -> ParsedModel:
-    from predictor.sandbox import Sandbox
+    from predictor.service.sandbox import Sandbox
 
     _size(file)
     with Sandbox() as sandbox:

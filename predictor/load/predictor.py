@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from predictor.equations import Step
-from predictor.extrapolation import VERSION as EXTRAPOLATED
-from predictor.extrapolation import extrapolated_memory, extrapolated_utilisation
-from predictor.memory import Setup
-from predictor.observed import find
-from predictor.sequence import at_sequence
-from predictor.sources import (
+from predictor.graph.sequence import at_sequence
+from predictor.load.equations import Step
+from predictor.load.extrapolation import VERSION as EXTRAPOLATED
+from predictor.load.extrapolation import extrapolated_memory, extrapolated_utilisation
+from predictor.load.memory import Setup
+from predictor.load.observed import find
+from predictor.load.sources import (
     Memory,
     MemorySource,
     Question,
@@ -35,7 +35,7 @@ from predictor.sources import (
     whole_memory,
     whole_utilisation,
 )
-from predictor.spread import interval
+from predictor.load.spread import interval
 from tandem.contracts.prediction import Precision, Prediction, PredictRequest
 from tandem.contracts.resources import GraphFeatures, Load, Observation, PairLoad, Source
 from tandem.contracts.values import LEAST_ITERATION_S, MAX_ITERATION_S

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.interference import PAIR_FEATURES, Floats
+from predictor.interference.model import PAIR_FEATURES, Floats
 
 Ints = NDArray[np.intp]
 QUADRATIC = "quadratic"

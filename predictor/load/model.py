@@ -21,11 +21,10 @@ from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from predictor.artifacts import ArtifactError, Card, serving
-from predictor.equations import training_step
-from predictor.interference import Floats
-from predictor.load import Predictor
-from predictor.load_features import LOAD_FEATURES, SUPPORTED, Known, kind_of, known
-from predictor.sources import (
+from predictor.load.equations import training_step
+from predictor.load.features import LOAD_FEATURES, SUPPORTED, Known, kind_of, known
+from predictor.load.predictor import Predictor
+from predictor.load.sources import (
     FORMULA_VERSION,
     PEAK_LEVEL,
     Memory,
@@ -38,6 +37,7 @@ from predictor.sources import (
 from predictor.trees import Trees, in_json
 from tandem.contracts.resources import Source
 from tandem.gpu_types import UNKNOWN_GPU
+from tandem.policy.units import Floats
 
 log = logging.getLogger(__name__)
 

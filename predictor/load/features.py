@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from predictor.equations import (
+from predictor.load.equations import (
     COMPILED,
     Step,
     host_of,
@@ -16,8 +16,8 @@ from predictor.equations import (
     input_cpus,
     training_step,
 )
-from predictor.memory import Levels, formula_levels
-from predictor.sources import Question, question_step
+from predictor.load.memory import Levels, formula_levels
+from predictor.load.sources import Question, question_step
 from tandem.contracts.prediction import Optimizer
 from tandem.contracts.resources import GraphFeatures
 from tandem.gpu_types import UNKNOWN_GPU

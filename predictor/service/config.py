@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from predictor.sandbox import SandboxLimits
+from predictor.service.sandbox import SandboxLimits
 from tandem.errors import UsageError
 from tandem.files import read_yaml
 from tandem.settings import Section
