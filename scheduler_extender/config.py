@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from scheduler_extender.admission.config import AdmissionConfig
+from scheduler_extender.admission.config import AdmissionConfig, Rotation
 from scheduler_extender.cluster.kinds import WorkloadKind, once_each_kind
 from scheduler_extender.learning.config import LearningConfig
 from scheduler_extender.quotas.config import Quota, once_each
@@ -87,29 +87,6 @@ class Public(Listen):
     host: str = "0.0.0.0"  # noqa: S104 - the API server and Prometheus come from elsewhere
     port: Port = 8443
     service_names: tuple[str, ...] = (f"tandem-webhook.{names.NAMESPACE}.svc", "localhost")
-
-
-class Rotation(Section):
-    """How long a certificate of our own making lasts, and how it is replaced by another.
-
-    Every `look_s` each replica looks at the Secret (or at the files of `public`).
-    """
-
-    valid_days: Annotated[float, Field(gt=0, le=3650)] = 365.0
-    look_s: Seconds = 60.0
-
-    @property
-    def renew_days(self) -> float:
-        """A replacement begins when a quarter of the certificate's life is left, in days."""
-        return self.valid_days / 4
-
-    @property
-    def overlap_s(self) -> float:
-        """What each of the three steps of a replacement waits after the one before, in seconds.
-
-        Every replica has looked by then, also one that missed some looks.
-        """
-        return 5 * self.look_s
 
 
 class Leader(Section):

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tandem.kube.client import KubeClient
-from tandem.kube.credentials import stays_secret
 from tandem.kube.memory import MemoryCluster
+from tandem.kube.secrecy import stays_secret
 
 _TOKEN_KEPT_S = 60.0
 

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-if TYPE_CHECKING:
-    from predictor.graph.flops import NodeShapes
+from predictor.graph.shapes import NodeShapes
 
 DOMAIN = "com.microsoft"
 #: Their first output is shaped like their first input.

@@ -17,9 +17,9 @@ from predictor.graph.batch import batch_axes
 from predictor.graph.contrib import subgraphs, uses_runtime_operators, with_stand_ins
 from predictor.graph.fixed import Mismatch, mismatch
 from predictor.graph.folding import complete_shapes
+from predictor.graph.shapes import Shape
 from predictor.graph.symbols import OpenSizes, SymbolSizes, guessed, open_sizes
 
-Shape = tuple[int, ...]
 _Name = tuple[str, str, str]  # domain, name and overload of a function
 
 #: Bytes of one element; types narrower than a byte share one and are left out.

@@ -17,18 +17,16 @@ from predictor.graph.contrib import subgraphs
 from predictor.graph.flops import (
     MULTIPLY_ADD,
     VIEWS,
-    NodeShapes,
-    UnknownShapeError,
     elementwise_flops,
     multiply_add_flops,
 )
 from predictor.graph.model import (
     ITEM_BYTES,
     GraphLimits,
-    Shape,
     check_tensor,
     shape_of,
 )
+from predictor.graph.shapes import NodeShapes, Shape, UnknownShapeError
 from predictor.graph.training import (
     ALIASES,
     RECURRENT_KEEPS,

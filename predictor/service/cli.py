@@ -403,7 +403,8 @@ def _print_prediction(prediction: Prediction) -> None:
 def _token_of_kubeconfig(server: str) -> str:
     """Return the user's token where it stays secret on its way."""
     from tandem.errors import TandemError
-    from tandem.kube.credentials import stays_secret, user_token
+    from tandem.kube.credentials import user_token
+    from tandem.kube.secrecy import stays_secret
 
     try:
         return user_token() if stays_secret(server) else ""

@@ -76,3 +76,26 @@ class AdmissionConfig(Section):
     topology_levels: Annotated[
         tuple[LabelKey, ...], Field(max_length=16), AfterValidator(_once_each)
     ] = names.TOPOLOGY_LEVELS
+
+
+class Rotation(Section):
+    """How long a certificate of our own making lasts, and how it is replaced by another.
+
+    Every `look_s` each replica looks at the Secret (or at the files of `public`).
+    """
+
+    valid_days: Annotated[float, Field(gt=0, le=3650)] = 365.0
+    look_s: Annotated[float, Field(gt=0)] = 60.0
+
+    @property
+    def renew_days(self) -> float:
+        """A replacement begins when a quarter of the certificate's life is left, in days."""
+        return self.valid_days / 4
+
+    @property
+    def overlap_s(self) -> float:
+        """What each of the three steps of a replacement waits after the one before, in seconds.
+
+        Every replica has looked by then, also one that missed some looks.
+        """
+        return 5 * self.look_s

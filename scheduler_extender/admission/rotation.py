@@ -31,7 +31,7 @@ from scheduler_extender.admission.certificates import (
     not_for,
     trusted_authorities,
 )
-from scheduler_extender.config import Rotation
+from scheduler_extender.admission.config import Rotation
 from tandem.errors import TandemError
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import AlreadyExists, Conflict, NotFound

@@ -221,7 +221,6 @@ class Controller:
         self._leads_in = ""  # the term for which nothing decided before can take effect
         self._runs = False  # by itself, not cycle by cycle at another's word
         self.caught_up = asyncio.Event()  # all that was there when we began has been looked at
-        self.metrics.watch(self)
 
     def _gpu_type(self, gang: Gang) -> str:
         """Return the type of the GPUs on which a gang is or was, '' where no pod of it says so."""

@@ -33,11 +33,11 @@ import uvloop
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, ConfigDict
 
-from scheduler_extender.admission.config import AdmissionConfig
+from scheduler_extender.admission.config import AdmissionConfig, Rotation
 from scheduler_extender.admission.rotation import Keeper
 from scheduler_extender.admission.webhook import Judge, admission_router, namespace_of
 from scheduler_extender.cluster.kinds import WorkloadKind, know_templates, merged
-from scheduler_extender.config import Listen, Public, Rotation
+from scheduler_extender.config import Listen, Public
 from scheduler_extender.predictor_token import predictor_token
 from scheduler_extender.serving import tunnel
 from scheduler_extender.serving.fair import BusyError, FairWorker

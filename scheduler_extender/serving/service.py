@@ -29,6 +29,7 @@ from scheduler_extender.learning.learned_state import LearnedState, believing
 from scheduler_extender.predictions import HttpPredictor, PredictorMetrics
 from scheduler_extender.predictor_token import predictor_token
 from scheduler_extender.queue.controller import Connection, Controller, Settings
+from scheduler_extender.queue.figures import QueueFigures
 from scheduler_extender.queue.metrics import QueueMetrics
 from scheduler_extender.queue.what_if import WhatIf
 from scheduler_extender.quotas import adopted
@@ -191,6 +192,7 @@ async def running(
     async def take_over(term: str) -> None:
         await fence.raise_for(f"{term}.{process}")
 
+    queue_metrics = QueueMetrics(metrics.registry)
     state.listener = controller = Controller(
         state=state,
         profile=profile,
@@ -213,8 +215,9 @@ async def running(
         ),
         learned=learned,
         feedback=predictor.tell,
-        metrics=QueueMetrics(metrics.registry),
+        metrics=queue_metrics,
     )
+    queue_metrics.watch(QueueFigures(controller))
     binder.mismatch = controller.claims.mismatch
     service = Service(
         config, api, state, feed, verbs, binder, metrics, changes, predictor, node_pods, own_pods,

@@ -14,17 +14,20 @@ import typer
 from tandem.cli.forms import Form, reports
 from tandem.cli.output import clean, out, print_json, print_table
 from tandem.cli.reach import Reader, reads_once
+from tandem.cli.report_figures import (
+    FIGURES,
+    PREDICTED,
+    hours,
+    neighbours_of,
+    predicted_hours,
+    waits_of,
+)
 from tandem.cli.screen import in_words
 from tandem.cli.shadow import print_shadow_report
 from tandem.cli.views import LimitOption, NamespaceOption, say, shown
 from tandem.errors import UsageError
 
 Document = dict[str, Any]
-
-#: Figures of a row in GPU-seconds, in the order in which they are printed.
-FIGURES = ("asked", "held", "used", "saved", "lost")
-#: Of these, what follows from predictions is apart.
-_PREDICTED = ("used", "saved", "lost")
 
 
 class By(StrEnum):
@@ -154,17 +157,6 @@ def _cost(by_type: Mapping[str, float], prices: Mapping[str, float]) -> float | 
     return round(cost, 2)
 
 
-def hours(row: Mapping[str, Any], figure: str) -> float:
-    """Return a figure of a row in GPU-hours, its predicted part included."""
-    predicted = row[f"{figure}PredictedGpuSeconds"] if figure in _PREDICTED else 0.0
-    return float(row[f"{figure}GpuSeconds"] + predicted) / 3600
-
-
-def predicted_hours(row: Mapping[str, Any], figure: str) -> float:
-    """Return what of a figure follows from predictions, in GPU-hours."""
-    return float(row[f"{figure}PredictedGpuSeconds"]) / 3600
-
-
 def _print_rows(found: Document, by: By, limit: int | None, *, with_cost: bool) -> None:
     rows = shown(found["rows"], limit, "--limit 0")
     heads = [by.value, "jobs", *FIGURES, "waited", *(["cost"] if with_cost else [])]
@@ -182,7 +174,7 @@ def _print_rows(found: Document, by: By, limit: int | None, *, with_cost: bool) 
     total = found["total"]
     parts = [
         f"{predicted_hours(total, figure):,.1f} of {figure}"
-        for figure in _PREDICTED
+        for figure in PREDICTED
         if abs(predicted_hours(total, figure)) >= 0.05
     ]
     if parts:
@@ -192,23 +184,6 @@ def _print_rows(found: Document, by: By, limit: int | None, *, with_cost: bool) 
         say(f"Waits by reason: {most}{'; and others' if len(waits) > 5 else ''}.")
     if found["since"] and found["since"] > found["from"]:
         say(f"The record begins on {found['since']}.")
-
-
-def waits_of(total: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Return why jobs waited, in words, and for how many seconds; the longest first."""
-    if "waits" in total:
-        return [(each["words"], each["seconds"]) for each in total["waits"]]
-    # An extender of an earlier version has the words of conditions alone.
-    return [(reason or "unknown", s) for reason, s in total["waitSecondsByReason"].items()]
-
-
-def neighbours_of(job: Mapping[str, Any]) -> list[str]:
-    """Return the models that were next to a job, and how much slower it was next to each."""
-    named = job.get("neighbourModels") or [None] * len(job["neighbours"])
-    return [
-        f"{model or 'another model'} {slower:.0%}"
-        for model, (_, slower) in zip(named, job["neighbours"], strict=True)
-    ]
 
 
 def _print_jobs(found: Document, limit: int | None, *, with_cost: bool) -> None:

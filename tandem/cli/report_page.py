@@ -13,7 +13,7 @@ from html import escape
 from typing import Any
 
 from tandem.cli.output import clean
-from tandem.cli.report import FIGURES, hours, neighbours_of, predicted_hours, waits_of
+from tandem.cli.report_figures import FIGURES, hours, neighbours_of, predicted_hours, waits_of
 from tandem.errors import TandemError
 
 Document = Mapping[str, Any]

@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
 
 import urllib3
 
@@ -117,15 +116,6 @@ def bearer_token(credentials: Credentials) -> str:
     """Return the token that the credentials bear at present, '' where they have none."""
     scheme, _, token = (credentials.authorization() or "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
-
-
-def stays_secret(url: str) -> bool:
-    """Say whether a token sent to `url` stays secret on its way: by TLS, or on loopback."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return False
-    return parts.scheme == "https" or parts.hostname in ("127.0.0.1", "::1", "localhost")
 
 
 def user_token(kubeconfig: Path | None = None, context: str | None = None) -> str:

@@ -11,10 +11,8 @@ from __future__ import annotations
 import os
 import ssl
 import tempfile
-from base64 import b64decode
 from binascii import Error as NoBase64Error
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -26,33 +24,13 @@ import urllib3
 import yaml
 
 from tandem.errors import TandemError
-from tandem.kube.credentials import stays_secret
+from tandem.kube.entries import Entry
 from tandem.kube.logins import EARLY, Login, by_gcp, by_oidc, by_program, over
+from tandem.kube.secrecy import stays_secret
 
 _DEFAULT = "~/.kube/config"
 _LISTS = ("clusters", "contexts", "users")
 _PROXIES = ("http", "https", "socks4", "socks4a", "socks5", "socks5h")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A cluster, a user or a context, its name, and the file that has it."""
-
-    name: str = ""
-    said: dict[str, Any] = field(default_factory=dict)
-    file: Path = Path()
-
-    def content(self, key: str) -> bytes | None:
-        """Return what `KEY-data` holds, else the file that `KEY` names; None without either."""
-        data = self.said.get(f"{key}-data")
-        if data:
-            return b64decode(data)
-        named = self.said.get(key)
-        return self.path(named).read_bytes() if named else None
-
-    def path(self, named: str) -> Path:
-        """Return a path as this file means it."""
-        return self.file.parent / Path(named).expanduser()
 
 
 class NoContextError(LookupError):

@@ -13,15 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import urllib3
 import yaml
 
 from tandem.errors import TandemError
-
-if TYPE_CHECKING:
-    from tandem.kube.kubeconfig import Entry
+from tandem.kube.entries import Entry
 
 _EXEC = "client.authentication.k8s.io/exec"
 _TIMEOUT_S = 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from tandem.policy.equations.slices import slice_speed
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.units import Bools, Floats, Ints
-
-if TYPE_CHECKING:
-    from tandem.policy.compiled.cycle import CompiledCycle
 
 
 class Start(NamedTuple):
@@ -116,7 +113,7 @@ class Board:
     spread_speed: Floats = field(init=False)
     on_gpus: Bools = field(init=False)  # (jobs,) those in `rows_of`
     pool: RowPool = field(init=False)
-    compiled: CompiledCycle | None = None  # kept by who made it
+    compiled: object = None  # what `compiled.cycle` keeps of this board
     known_loads: JobColumns | None = None  # of `jobs`, where the owner of the board has them
     _widest: int | None = None  # GPUs of the widest node
 

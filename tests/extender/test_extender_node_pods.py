@@ -11,9 +11,9 @@ from extender_builders import gpu_job, pod
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from scheduler_extender.admission.config import AdmissionConfig
+from scheduler_extender.admission.config import AdmissionConfig, Rotation
 from scheduler_extender.cluster.state import ClusterState
-from scheduler_extender.config import Public, Rotation
+from scheduler_extender.config import Public
 from scheduler_extender.serving import nodepods
 from scheduler_extender.serving.front import FrontConfig, Line, front_app
 from scheduler_extender.serving.nodepods import NodePods, node_pods_router

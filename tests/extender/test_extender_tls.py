@@ -16,8 +16,8 @@ import yaml
 
 from controlplane.certificates import Authority
 from scheduler_extender.admission.certificates import Serving, generate
-from scheduler_extender.admission.config import AdmissionConfig
-from scheduler_extender.config import ConfigError, Public, Rotation, read_config
+from scheduler_extender.admission.config import AdmissionConfig, Rotation
+from scheduler_extender.config import ConfigError, Public, read_config
 from scheduler_extender.serving import front
 from scheduler_extender.serving.front import FrontConfig
 from tandem.kube.memory import MemoryCluster

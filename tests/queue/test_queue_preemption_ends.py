@@ -10,6 +10,7 @@ from test_queue_preemption import EAGER, SAVES, Training, tiresias
 
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.queue.decisions import has_ended
+from scheduler_extender.queue.figures import QueueFigures
 from scheduler_extender.queue.metrics import QueueMetrics
 from tandem.kube.errors import Forbidden, KubeError
 from tandem.kube.memory import MemoryCluster
@@ -155,7 +156,7 @@ def test_pods_that_a_suspended_owner_does_not_stop_are_evicted_and_it_is_resumed
 def test_a_pod_that_does_not_go_is_reported_and_counted() -> None:
     cluster = Mpi()
     registry = CollectorRegistry()
-    QueueMetrics(registry).watch(cluster.controller)
+    QueueMetrics(registry).watch(QueueFigures(cluster.controller))
 
     def overdue() -> float | None:
         return registry.get_sample_value("tandem_queue_preemptions_overdue")

@@ -13,6 +13,7 @@ from test_queue_preemption import EAGER, SAVES, tiresias
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
+from scheduler_extender.queue.figures import QueueFigures
 from scheduler_extender.queue.metrics import QueueMetrics
 from scheduler_extender.quotas.config import Quota
 from scheduler_extender.quotas.grants import Stake, Turn
@@ -492,7 +493,7 @@ def test_the_time_of_all_running_jobs_of_a_namespace_is_counted() -> None:
 def test_what_named_namespaces_hold_and_may_have_is_a_metric() -> None:
     cluster = Teams(Quota(namespace="a", gpus=2, max_gpus=3), Quota(namespace="*", gpus=1))
     registry = CollectorRegistry()
-    QueueMetrics(registry).watch(cluster.controller)
+    QueueMetrics(registry).watch(QueueFigures(cluster.controller))
 
     async def scenario() -> None:
         cluster.submit("a", "a1", gpus=2)

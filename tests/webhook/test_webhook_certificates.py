@@ -20,8 +20,8 @@ from scheduler_extender.admission.certificates import (
     not_for,
     trusted_authorities,
 )
+from scheduler_extender.admission.config import Rotation
 from scheduler_extender.admission.rotation import Keeper
-from scheduler_extender.config import Rotation
 from scheduler_extender.serving.tls import Tls
 from tandem.errors import TandemError
 from tandem.kube.memory import MemoryCluster

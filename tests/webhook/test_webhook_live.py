@@ -17,10 +17,9 @@ from scheduler_extender.admission.certificates import (
     SECRET_NAME,
     install_authority,
 )
-from scheduler_extender.admission.config import AdmissionConfig
+from scheduler_extender.admission.config import AdmissionConfig, Rotation
 from scheduler_extender.admission.rotation import Keeper
 from scheduler_extender.admission.webhook import admission_router, has_nvidia_runtime_class
-from scheduler_extender.config import Rotation
 from scheduler_extender.serving import pairing
 from tandem.contracts import crds, names
 from tandem.errors import TandemError

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from tandem.policy.board import Board
 from tandem.policy.compiled.library import library
 from tandem.policy.equations.worth import bins_of
 from tandem.policy.pipeline import Pipeline
-from tandem.policy.ports import Constraint, Scorer
+from tandem.policy.ports import Constraint, Dispatch, Scorer
 from tandem.policy.units import Bools, Ints
-
-if TYPE_CHECKING:
-    from tandem.policy.board import Board
-    from tandem.policy.dispatch.share import Share
 
 _ANY = 1 << 40  # of jobs on a GPU: no bound
 _UNBOUNDED = {
@@ -68,7 +65,13 @@ _PARAMETERS = (
     "preempt_factor", "turn_share", "move_cost_s", "move_below_speed", "min_speed", "min_gain",
     "equal_worth",
 )  # fmt: skip
-_FLAGS = ("shares_gpus", "locality", "best_pair", "demands_tried")
+#: By the names of the dispatch.
+_FLAGS = {
+    "shares_gpus": "share",
+    "locality": "locality",
+    "best_pair": "best_pair",
+    "demands_tried": "demands_tried",
+}
 _BOUNDS: dict[str, Any] = {
     "needs_healthy": ctypes.c_int64,
     "needs_fresh": ctypes.c_int64,
@@ -142,7 +145,7 @@ class CompiledCycle:
         self._held: dict[str, np.ndarray[Any, Any]] = {}
         self._at = _Cycle()
         self._scratch: int | None = None
-        self._dispatch: Share | None = None
+        self._dispatch: Dispatch | None = None
         gpus, jobs = len(board.gpus), len(board.jobs)
         nodes = int(board.gpus.node.max(initial=-1)) + 1
         at = self._at
@@ -171,7 +174,7 @@ class CompiledCycle:
         """Say whether it decides with the constraints of `pipeline`."""
         return self._pipeline is pipeline
 
-    def share(self, dispatch: Share, board: Board, ranked: Ints) -> bool:
+    def share(self, dispatch: Dispatch, board: Board, ranked: Ints) -> bool:
         """Let `dispatch` act on the board; False, and nothing is changed, where it cannot."""
         at = self._at
         if self._dispatch is not dispatch:
@@ -181,8 +184,8 @@ class CompiledCycle:
         self._point("load_caused", loads.caused)
         at.classes = loads.own.shape[1]
         self._point("board_pool", board.pool.rows)
-        if dispatch.learn:
-            runs = board.history.runs(dispatch.scale_s)
+        if at.learns:
+            runs = board.history.runs(at.scale_s)
             at.history_sizes = len(runs.gpus)
             self._point("history_gpus", runs.gpus)
             self._point("history_ended", runs.ended)
@@ -210,16 +213,16 @@ class CompiledCycle:
             board.adopt(self._actions[: at.actions_used].tolist(), rows)
         return True
 
-    def _set(self, dispatch: Share) -> None:
+    def _set(self, dispatch: Dispatch) -> None:
         """Write the parameters of the dispatch."""
         at, self._dispatch = self._at, dispatch
         for name in _PARAMETERS:
             value = getattr(dispatch, name)
             setattr(at, name, np.nan if value is None else value)
-        at.shares_gpus, at.locality = dispatch.share, dispatch.locality
-        at.best_pair, at.demands_tried = dispatch.best_pair, dispatch.demands_tried
-        at.learns, at.history_sizes = dispatch.learn, 0
-        bounds_s, width_s, tail = bins_of(dispatch.scale_s)
+        for name, of in {**_FLAGS, "learns": "learn"}.items():
+            setattr(at, name, getattr(dispatch, of))
+        at.history_sizes = 0
+        bounds_s, width_s, tail = bins_of(at.scale_s)
         self._point("bins_bounds_s", bounds_s)
         self._point("bins_width_s", width_s)
         self._point("bins_tail", tail)
@@ -305,5 +308,5 @@ def compiled_cycle(board: Board, pipeline: Pipeline) -> CompiledCycle | None:
     lib = library()
     if lib is None or _bounds_of(pipeline) is None:
         return None
-    board.compiled = CompiledCycle(board, pipeline, lib)
-    return board.compiled
+    board.compiled = made = CompiledCycle(board, pipeline, lib)
+    return made
