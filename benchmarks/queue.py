@@ -182,9 +182,9 @@ class _Bench:
 
     def time_parts(self) -> None:
         """Have the controller's parts timed."""
-        rounds = self.controller.rounds
+        cycles = self.controller.cycles
         for name, times in (("freeze", self.questions), ("carry_out", self.carried)):
-            inner = getattr(rounds, name)
+            inner = getattr(cycles, name)
 
             def timed(*args: object, inner: Any = inner, times: list[float] = times) -> object:  # noqa: ANN401 - any method
                 began = time.perf_counter()
@@ -193,7 +193,7 @@ class _Bench:
                 finally:
                     times.append(time.perf_counter() - began)
 
-            setattr(rounds, name, timed)
+            setattr(cycles, name, timed)
         planned = self.controller.metrics.planning.observe
         self.controller.metrics.planning.observe = lambda s: (self.plans.append(s), planned(s))  # type: ignore[method-assign,assignment] # also kept
 

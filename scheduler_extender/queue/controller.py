@@ -31,32 +31,32 @@ from scheduler_extender.learning.history_store import HistoryStore
 from scheduler_extender.learning.learned_state import LearnedState, observing
 from scheduler_extender.planning.anti_affinity import AntiAffinity
 from scheduler_extender.predictions import HttpPredictor, Pricing
-from scheduler_extender.queue import lifecycle, waits
-from scheduler_extender.queue.claims import ClaimAllocator
 from scheduler_extender.queue.collector import collector_paused
-from scheduler_extender.queue.effects import Executor
-from scheduler_extender.queue.evictions import Evictions
-from scheduler_extender.queue.gates import Gates
-from scheduler_extender.queue.inventories import Inventories
-from scheduler_extender.queue.learning_loop import Learning
-from scheduler_extender.queue.load_prediction import LoadPrediction
+from scheduler_extender.queue.cycles import Cycles
+from scheduler_extender.queue.forecasts.simulating import Simulating
+from scheduler_extender.queue.forecasts.start_forecast import StartForecast
+from scheduler_extender.queue.forecasts.what_if import WhatIf
+from scheduler_extender.queue.gangs.load_prediction import LoadPrediction
+from scheduler_extender.queue.gangs.other_batch import OtherBatch
+from scheduler_extender.queue.gangs.reconcile import Reconciler
+from scheduler_extender.queue.measuring.adjuster import LiveAdjuster
+from scheduler_extender.queue.measuring.learning_loop import Learning
 from scheduler_extender.queue.metrics import QueueMetrics
-from scheduler_extender.queue.other_batch import OtherBatch
-from scheduler_extender.queue.parts import Parts
-from scheduler_extender.queue.pending import PendingJobs
-from scheduler_extender.queue.phases import CLOSED
-from scheduler_extender.queue.preemption import Preempter
-from scheduler_extender.queue.queue_state import QueueState
-from scheduler_extender.queue.quota_accounts import Accounts
-from scheduler_extender.queue.reason_writer import ReasonWriter
-from scheduler_extender.queue.reconcile import Reconciler
-from scheduler_extender.queue.repairs import Repairs
-from scheduler_extender.queue.rounds import Rounds
-from scheduler_extender.queue.simulating import Simulating
-from scheduler_extender.queue.start_forecast import StartForecast
-from scheduler_extender.queue.terminations import Terminations
-from scheduler_extender.queue.what_if import WhatIf
-from scheduler_extender.queue.work import ExternalWork, WorkQueue
+from scheduler_extender.queue.order.pending import PendingJobs
+from scheduler_extender.queue.order.queue_state import QueueState
+from scheduler_extender.queue.order.quota_accounts import Accounts
+from scheduler_extender.queue.order.reason_writer import ReasonWriter
+from scheduler_extender.queue.pods.claims import ClaimAllocator
+from scheduler_extender.queue.pods.evictions import Evictions
+from scheduler_extender.queue.pods.gates import Gates
+from scheduler_extender.queue.pods.inventories import Inventories
+from scheduler_extender.queue.pods.preemption import Preempter
+from scheduler_extender.queue.pods.terminations import Terminations
+from scheduler_extender.queue.shared import Shared
+from scheduler_extender.queue.steps import lifecycle, waits
+from scheduler_extender.queue.steps.effects import Executor
+from scheduler_extender.queue.steps.phases import CLOSED
+from scheduler_extender.queue.workqueue import ExternalWork, WorkQueue
 from tandem.contracts import names
 from tandem.contracts.prediction import Feedback
 from tandem.contracts.resources import GPUJobStatus, Phase
@@ -144,7 +144,7 @@ class Controller:
         # A cycle waits for what it writes itself. In a burst hundreds of gangs wait for their turn
         # to write, so that its own writes have turns of their own.
         own = replace(writer, turns=Turns(CYCLE_WRITES))
-        parts = Parts(
+        shared = Shared(
             state=state,
             gangs=state.gangs,
             work=WorkQueue(self._step, clock, _PARALLEL, self._refused),
@@ -159,19 +159,19 @@ class Controller:
             settings=chosen.queue,
             clock=clock,
         )
-        self.work = parts.work
-        self.queue_state = parts.queue_state
-        self._pending = parts.pending
-        self._anti_affinity = parts.anti_affinity
-        self._writer, self._own_writer = parts.writer, own
-        self.preempter = parts.preempter
-        self.history = parts.history
+        self.work = shared.work
+        self.queue_state = shared.queue_state
+        self._pending = shared.pending
+        self._anti_affinity = shared.anti_affinity
+        self._writer, self._own_writer = shared.writer, own
+        self.preempter = shared.preempter
+        self.history = shared.history
         self.past = Past(connection.namespace, state.gangs, self._gpu_type, clock)
-        self.learning = Learning(parts, observing(profile, chosen.learning), learned, feedback)
+        self.learning = Learning(shared, observing(profile, chosen.learning), learned, feedback)
         load_prediction = LoadPrediction(
-            parts, predictor, self._pricing, self.learning.next_runs.earlier
+            shared, predictor, self._pricing, self.learning.next_runs.earlier
         )
-        self._reconciler = Reconciler(parts, load_prediction)
+        self._reconciler = Reconciler(shared, load_prediction)
         self.evictions = Evictions(
             own, Executor(own, clock), self.gangs, clock, chosen.stale_after_s
         )
@@ -194,7 +194,7 @@ class Controller:
         every_s = chosen.queue.expected_start_every_s if chosen.forecasts else 0.0
         self._simulating = Simulating()
         on_forecast = self.metrics.forecast
-        self._start_forecast = StartForecast(parts, every_s, on_forecast, self._simulating)
+        self._start_forecast = StartForecast(shared, every_s, on_forecast, self._simulating)
         self.what_if = WhatIf(
             lambda: self._start_forecast.latest,
             profile,
@@ -204,14 +204,14 @@ class Controller:
             self._node_with,
             OtherBatch(state, predictor).load,
         )
-        self.repairs = Repairs(parts, self.learning)
-        self.rounds = Rounds(
-            parts,
+        self.adjuster = LiveAdjuster(shared, self.learning)
+        self.cycles = Cycles(
+            shared,
             self.accounts,
             self._reason_writer,
             self.metrics,
             foresee=self._start_forecast.look,
-            targets=self.repairs.targets,
+            targets=self.adjuster.targets,
             slow=self.learning.slow,
             resizer=self._reconciler.resizer,
         )
@@ -244,7 +244,7 @@ class Controller:
         )
 
     def _annotated(self, gang: Gang, status: GPUJobStatus) -> GPUJobStatus:
-        """Return a status that is about to be written with what the parts know of the gang."""
+        """Return a status that is about to be written with what is known of the gang."""
         status = self.learning.annotated(gang, status)
         status = self._start_forecast.annotated(gang, status)
         return self.queue_state.annotated(gang.key, status)
@@ -303,7 +303,7 @@ class Controller:
             self._changed.set()
         if (record.gpus is None or gone) and self.claims.close_taken():
             self.queue_state.competes = True
-            self.rounds.forget_refusals()
+            self.cycles.forget_refusals()
             for key in list(self._pending.starts):
                 self.work.add(key)
             self._changed.set()
@@ -400,11 +400,11 @@ class Controller:
         # 3. Take in what agents measured, and move jobs that slow each other down.
         await self._apart("learning", self.learning.step())
         # 4. Let the profile's adjuster move jobs, where it has one.
-        await self._apart("repairs", self.repairs.step())
+        await self._apart("repairs", self.adjuster.step())
         # 5. Where a slowdown was learned, every refusal may be wrong now: ask for all places anew.
         if self.learning.believe():
             self.queue_state.competes = True
-            self.rounds.forget_refusals()
+            self.cycles.forget_refusals()
             for key in list(self._pending.starts):
                 self.work.add(key)
         # 6. Save what outlives GPUJobs: the history, learned pairs, the quotas' GPU-seconds, what
@@ -413,19 +413,19 @@ class Controller:
         await self._apart("history", self.history.save(self._own_writer, self._clock()))
         await self._apart("quotas", self.accounts.step(self._own_writer))
         self.past.look(self._own_writer)
-        if not self._pending.starts and not self.rounds.due():
+        if not self._pending.starts and not self.cycles.due():
             return 0.0
         with collector_paused():
             # 7. Plan what waits on one frozen snapshot, in a thread (`plan_within`, `Planner`).
             began = time.perf_counter()
-            frozen = self.rounds.freeze()
+            frozen = self.cycles.freeze()
             spent_s = time.perf_counter() - began
-            planned = await self.rounds.plan(frozen)
+            planned = await self.cycles.plan(frozen)
             began = time.perf_counter()
             # 8. Write the plans, whose gates open next, and ask victims to give up their GPUs.
-            self.rounds.carry_out(planned)
+            self.cycles.carry_out(planned)
             # 9. Promote jobs that starve, write to each other job why it waits, forecast starts.
-            self.rounds.report(planned)
+            self.cycles.report(planned)
             spent_s += planned.cpu_s + time.perf_counter() - began
             del frozen, planned  # freed before the collector would visit them
         return spent_s
@@ -510,7 +510,7 @@ class Controller:
             # A part of it stays: the GPUs that were kept free next to it are open to all jobs
             # again.
             self.queue_state.competes = True
-            self.rounds.forget_refusals()
+            self.cycles.forget_refusals()
         self.queue_state.put(gang, now, self.preempter.gives_way_s(gang))
         if record.status.phase is Phase.RUNNING:
             self._anti_affinity.runs(gang.key)
@@ -528,6 +528,6 @@ class Controller:
         self.preempter.forget(key)
         self._reason_writer.forget(key)
         self.learning.forget(key)
-        self.repairs.forget(key)
+        self.adjuster.forget(key)
         self._pending.forget(key)
         self._anti_affinity.forget(key)

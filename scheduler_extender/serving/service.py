@@ -30,8 +30,8 @@ from scheduler_extender.predictions import HttpPredictor, PredictorMetrics
 from scheduler_extender.predictor_token import predictor_token
 from scheduler_extender.queue.controller import Connection, Controller, Settings
 from scheduler_extender.queue.figures import QueueFigures
+from scheduler_extender.queue.forecasts.what_if import WhatIf
 from scheduler_extender.queue.metrics import QueueMetrics
-from scheduler_extender.queue.what_if import WhatIf
 from scheduler_extender.quotas import adopted
 from scheduler_extender.serving.memory_api import admission
 from scheduler_extender.serving.metrics import Metrics

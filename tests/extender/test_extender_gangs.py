@@ -18,8 +18,8 @@ from scheduler_extender.cluster.parsing import parse_pod
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.workers import declared_of, figures_of
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.queue.queue_state import QueueState
-from scheduler_extender.queue.quota_accounts import Accounts
+from scheduler_extender.queue.order.queue_state import QueueState
+from scheduler_extender.queue.order.quota_accounts import Accounts
 from scheduler_extender.quotas.config import Quota
 from tandem.contracts import names
 from tandem.contracts.resources import WorkloadRef

@@ -10,7 +10,7 @@ from extender_builders import GIB, NOW, gpu_job, gpu_node, load, pod
 from scheduler_extender.cluster.parsing import parse_pod
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.workloads import above, gpujob_name, role_of, workload_of
-from scheduler_extender.queue.pending import PendingJobs
+from scheduler_extender.queue.order.pending import PendingJobs
 from tandem.contracts import names
 from tandem.contracts.placement import PlacedWith
 

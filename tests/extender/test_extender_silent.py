@@ -15,7 +15,7 @@ from scheduler_extender import heartbeat, predictions
 from scheduler_extender.heartbeat import Heartbeat
 from scheduler_extender.leader import LeaseWatch
 from scheduler_extender.predictions import AwayError, HttpPredictor
-from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.steps import lifecycle
 from scheduler_extender.serving.status.sources import local_profiles, remote_profiles
 from tandem.cli.questions import answers
 from tandem.contracts.names import PREDICTOR_AWAY

@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI, HTTPException, Request
 
 from scheduler_extender.planning.what_if import Change, ChangeError
-from scheduler_extender.queue.what_if import NotAskedError
+from scheduler_extender.queue.forecasts.what_if import NotAskedError
 from scheduler_extender.serving.readers import everybody
 from scheduler_extender.serving.status.publisher import Publisher
 from scheduler_extender.serving.status.routes import status_router

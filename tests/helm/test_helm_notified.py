@@ -21,7 +21,7 @@ from helm_render import CHART, NOTIFICATIONS, ROOT, render
 
 from controlplane import ControlPlane, binaries, monitoringtools, wait_until
 from scheduler_extender.cluster.jobs import rfc3339
-from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.steps import lifecycle
 from tandem.contracts import crds, names
 from tandem.contracts.learning import Means, Observed, ObservedSlowdown, Reference
 from tandem.contracts.resources import (

@@ -7,7 +7,7 @@ from learning_builders import GIB, NOW
 from scheduler_extender.cluster.jobs import SETTLED_S, load_now, policy_job, sub_batches_now
 from scheduler_extender.learning import sharing
 from scheduler_extender.learning.run_history import RunHistory, feedback, in_steps_kind
-from scheduler_extender.queue.memory_needs import raised_in_steps
+from scheduler_extender.queue.pods.memory_needs import raised_in_steps
 from tandem.contracts.learning import Means, Observed
 from tandem.contracts.resources import Demand, GPUJobStatus, Load, Source, SubBatch
 from tandem.policy.cluster import GpuArrays

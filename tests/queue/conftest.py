@@ -35,6 +35,6 @@ def invariants(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(ClusterState, "__init__", make)
     monkeypatch.setattr(Writer, "write_status", write_status)
     yield
-    assert not wrong, "changes of phase that queue/phases.py does not list"
+    assert not wrong, "changes of phase that queue/steps/phases.py does not list"
     for state in states:
         state.check()

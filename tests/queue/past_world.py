@@ -17,7 +17,7 @@ from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.parsing import parse_gpu_job
 from scheduler_extender.cluster.records import GpuJobRecord, PodRecord
 from scheduler_extender.cluster.writes import Writer
-from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.steps import lifecycle
 from tandem.contracts.resources import Demand, GPUJobSpec, GPUJobStatus, Phase, WorkloadRef
 from tandem.kube.errors import Unavailable
 from tandem.kube.memory import MemoryCluster

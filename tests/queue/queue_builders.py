@@ -10,8 +10,8 @@ from scheduler_extender.cluster.pods import PodInfo, pod_info
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.cluster.workloads import resource_of
 from scheduler_extender.queue.controller import Controller
-from scheduler_extender.queue.phases import TRANSITIONS
-from scheduler_extender.queue.work import WorkQueue
+from scheduler_extender.queue.steps.phases import TRANSITIONS
+from scheduler_extender.queue.workqueue import WorkQueue
 from tandem.contracts.resources import (
     Demand,
     GPUJobSpec,

@@ -8,7 +8,7 @@ from test_queue_controller import Cluster, run
 from test_queue_first_status import Counted
 
 from scheduler_extender.cluster.jobs import rfc3339
-from scheduler_extender.queue import reconcile
+from scheduler_extender.queue.gangs import reconcile
 from tandem.kube.resource import PODS
 
 

@@ -10,8 +10,8 @@ from queue_builders import gang, pod
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.pods import PodInfo
-from scheduler_extender.queue import decisions, lifecycle
-from scheduler_extender.queue.effects import (
+from scheduler_extender.queue.steps import decisions, lifecycle
+from scheduler_extender.queue.steps.effects import (
     Effects,
     EvictPods,
     Reach,
@@ -20,7 +20,7 @@ from scheduler_extender.queue.effects import (
     WriteEvent,
     WriteStatus,
 )
-from scheduler_extender.queue.waits import held, without_live_pods
+from scheduler_extender.queue.steps.waits import held, without_live_pods
 from tandem.contracts import names
 from tandem.contracts.resources import Phase, Preemption
 from tandem.reasons.causes import Cause, Reason

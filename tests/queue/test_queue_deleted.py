@@ -10,7 +10,7 @@ from queue_builders import raw_pod
 from test_queue_controller import NOW, SHARED, Cluster, run
 
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.queue.lifecycle import LEAVES_WITHIN_S
+from scheduler_extender.queue.steps.lifecycle import LEAVES_WITHIN_S
 from scheduler_extender.quotas.config import Quota
 from tandem.kube.errors import Unavailable
 from tandem.kube.resource import GPU_JOBS, JOBS, PODS

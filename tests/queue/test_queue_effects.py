@@ -12,7 +12,7 @@ from queue_builders import gang, pod
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.cluster.writes import Object, Writer
-from scheduler_extender.queue.effects import (
+from scheduler_extender.queue.steps.effects import (
     DeleteGpuJob,
     Effect,
     Effects,

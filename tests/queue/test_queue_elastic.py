@@ -12,7 +12,7 @@ from test_queue_kinds import create, owned, resource_of, template, wait
 from scheduler_extender.cluster.elastic import smaller
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.queue.preemption import BUDGETS
+from scheduler_extender.queue.pods.preemption import BUDGETS
 from scheduler_extender.quotas.config import Quota
 from tandem.contracts import names
 from tandem.kube.errors import Forbidden

@@ -16,10 +16,10 @@ from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.parsing import parse_gpu_job
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.planning.questions import Answer, Start, WaitingStarts
-from scheduler_extender.queue import reason_writer
 from scheduler_extender.queue.collector import collector_paused
-from scheduler_extender.queue.effects import Executor
-from scheduler_extender.queue.reason_writer import ReasonWriter
+from scheduler_extender.queue.order import reason_writer
+from scheduler_extender.queue.order.reason_writer import ReasonWriter
+from scheduler_extender.queue.steps.effects import Executor
 from tandem.policy.job import Job
 from tandem.reasons.causes import Cause, Reason
 

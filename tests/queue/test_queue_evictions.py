@@ -7,8 +7,8 @@ from queue_builders import GIB, gang, load, pod, raw_pod
 from test_queue_controller import NOW, SHARED, Cluster, run
 
 from scheduler_extender.cluster.gangs import Gang
-from scheduler_extender.queue.evictions import LEFT_S, RETRY_S, SAVES_S, _named
-from scheduler_extender.queue.memory_needs import HEADROOM, outgrown, raised, raised_in_steps
+from scheduler_extender.queue.pods.evictions import LEFT_S, RETRY_S, SAVES_S, _named
+from scheduler_extender.queue.pods.memory_needs import HEADROOM, outgrown, raised, raised_in_steps
 from tandem.contracts.placement import PlacedWith
 from tandem.contracts.resources import EvictionRequest, GPUJobStatus, Source, SubBatch
 from tandem.kube.errors import NotFound, TooManyRequests, Unavailable

@@ -9,8 +9,8 @@ from queue_builders import raw_pod, settled
 from test_queue_controller import SHARED, Cluster, run
 from test_queue_kinds import make_ray_cluster, ray_cluster_of, resource_of, site, wait
 
-from scheduler_extender.queue.phases import Stage, stage_of
-from scheduler_extender.queue.reconcile import KEPT_S
+from scheduler_extender.queue.gangs.reconcile import KEPT_S
+from scheduler_extender.queue.steps.phases import Stage, stage_of
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import GPU_JOBS, PODS, Resource
 

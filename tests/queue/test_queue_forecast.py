@@ -23,8 +23,8 @@ from scheduler_extender.planning.forecast_picture import Asked, picture_of
 from scheduler_extender.planning.forecast_quotas import Quotas
 from scheduler_extender.planning.questions import Question, Start
 from scheduler_extender.planning.remaining import draw_remaining_gpu_s, expected_remaining_gpu_s
-from scheduler_extender.queue import start_forecast
-from scheduler_extender.queue.simulating import Simulating
+from scheduler_extender.queue.forecasts import start_forecast
+from scheduler_extender.queue.forecasts.simulating import Simulating
 from tandem.contracts.quantity import parse_quantity
 from tandem.kube.resource import PODS
 from tandem.policy.catalog import Profile, load_profile

@@ -20,8 +20,10 @@ from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.cluster.workloads import ENDLESS
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.queue.decisions import OVERDUE, method_of
-from scheduler_extender.queue.effects import (
+from scheduler_extender.queue.pods.gates import Gates
+from scheduler_extender.queue.pods.preemption import BUDGETS, Preempter
+from scheduler_extender.queue.steps.decisions import OVERDUE, method_of
+from scheduler_extender.queue.steps.effects import (
     Effects,
     EvictPods,
     Executor,
@@ -29,9 +31,7 @@ from scheduler_extender.queue.effects import (
     ReadWorkload,
     Suspend,
 )
-from scheduler_extender.queue.gates import Gates
-from scheduler_extender.queue.lifecycle import LEAVES_WITHIN_S
-from scheduler_extender.queue.preemption import BUDGETS, Preempter
+from scheduler_extender.queue.steps.lifecycle import LEAVES_WITHIN_S
 from tandem.contracts import names
 from tandem.contracts.resources import Phase, Plan, PodPlan
 from tandem.kube.errors import (

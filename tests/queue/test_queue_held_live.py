@@ -16,7 +16,7 @@ from controlplane import ControlPlane, Node
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.config import ExtenderConfig
 from scheduler_extender.queue.controller import Controller
-from scheduler_extender.queue.preemption import BUDGETS
+from scheduler_extender.queue.pods.preemption import BUDGETS
 from scheduler_extender.serving.app import verbs_app
 from scheduler_extender.serving.service import Service, running
 from tandem.contracts import crds, names

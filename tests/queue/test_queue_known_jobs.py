@@ -14,7 +14,7 @@ from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.planning import planning
 from scheduler_extender.planning.cycle_input import CycleInput, KnownJobs, cycle_input_of
 from scheduler_extender.planning.questions import Question
-from scheduler_extender.queue.queue_state import QueueState
+from scheduler_extender.queue.order.queue_state import QueueState
 from scheduler_extender.quotas.config import Quota
 from tandem.kube.resource import GPU_JOBS, GPU_NODES, JOBS, NODES, PODS, Resource
 from tandem.policy.catalog import load_profile

@@ -14,7 +14,8 @@ from test_queue_preemption import Training
 
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.parsing import parse_gpu_node
-from scheduler_extender.queue import memory_needs, rounds
+from scheduler_extender.queue import cycles
+from scheduler_extender.queue.pods import memory_needs
 from scheduler_extender.serving.api import explanation
 from tandem.kube.errors import AlreadyExists
 from tandem.kube.resource import GPU_NODES, JOBS, PODS
@@ -186,7 +187,7 @@ def test_under_guarded_a_job_that_is_too_slow_waits_where_there_is_no_better_pla
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where fewer jobs may be stopped in one round than run, and others have had more."""
-    monkeypatch.setattr(rounds, "_VICTIMS", most)
+    monkeypatch.setattr(cycles, "_VICTIMS", most)
     cluster = Sharing("tandem-guarded")
     cluster.alone_percent, cluster.percent = 50.0, {"a": 31.25, "b": 45.0}
 

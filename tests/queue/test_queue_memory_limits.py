@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from queue_builders import GIB, load, pod
 
-from scheduler_extender.queue.memory_needs import _beyond_limit, raised
+from scheduler_extender.queue.pods.memory_needs import _beyond_limit, raised
 from tandem.contracts.limits import GROWTH, limit_annotations, parse_memory_fraction
 from tandem.contracts.names import MEMORY_FRACTION
 from tandem.contracts.resources import GPU

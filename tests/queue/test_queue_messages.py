@@ -10,7 +10,7 @@ from test_queue_preemption import Training
 
 from scheduler_extender.learning.adjusting import Move
 from scheduler_extender.predictions import without_predictor
-from scheduler_extender.queue.learning_loop import cause_of_move
+from scheduler_extender.queue.measuring.learning_loop import cause_of_move
 from scheduler_extender.quotas.config import Quota
 from scheduler_extender.quotas.grants import Stake, Turn
 from tandem.contracts.annotations import AnnotationError, parse_demand

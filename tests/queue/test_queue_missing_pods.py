@@ -16,8 +16,8 @@ from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.parsing import parse_gpu_job
 from scheduler_extender.cluster.pods import pod_info
-from scheduler_extender.queue import lifecycle, waits
-from scheduler_extender.queue.missing_pods import SETTLE_S
+from scheduler_extender.queue.gangs.missing_pods import SETTLE_S
+from scheduler_extender.queue.steps import lifecycle, waits
 from tandem.contracts import names
 from tandem.contracts.resources import (
     Demand,

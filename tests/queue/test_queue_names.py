@@ -13,7 +13,7 @@ from scheduler_extender.cluster.parsing import as_known, parse_pod
 from scheduler_extender.cluster.pods import pod_info
 from scheduler_extender.cluster.workloads import KINDS, above, gpujob_name, workload_of
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.queue.decisions import EVICT, SUSPEND, method_of
+from scheduler_extender.queue.steps.decisions import EVICT, SUSPEND, method_of
 from scheduler_extender.quotas.config import Quota
 from tandem.contracts import names
 from tandem.kube.resource import GPU_JOBS, JOBS, PODS

@@ -13,7 +13,7 @@ from test_queue_controller import NOW, SHARED, Cluster, run
 from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.pods import PodInfo, pod_info
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.queue.lifecycle import LONGEST_REST_S, REST_S, starts_by_s
+from scheduler_extender.queue.steps.lifecycle import LONGEST_REST_S, REST_S, starts_by_s
 from tandem.kube.errors import NotFound
 from tandem.kube.resource import JOBS, PODS
 
@@ -189,7 +189,7 @@ def test_gpus_that_are_held_before_the_start_can_be_taken_for_another() -> None:
     assert cluster.controller.queue_state.may_give_way(cluster.now)[0] == []
     pass_s(cluster, 1)
     assert cluster.controller.queue_state.may_give_way(cluster.now)[0] == [key]
-    assert cluster.controller.rounds._victims(cluster.now)[key].service_gpu_s == 300
+    assert cluster.controller.cycles._victims(cluster.now)[key].service_gpu_s == 300
     cluster.set_phase("p", "Running")
     run(cluster.cycle)
     assert cluster.controller.queue_state.may_give_way(cluster.now)[0] == []

@@ -10,8 +10,8 @@ from queue_builders import gang, is_transition, load, pod
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339
-from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.phases import (
+from scheduler_extender.queue.steps import lifecycle
+from scheduler_extender.queue.steps.phases import (
     CLOSED,
     OPEN,
     TRANSITIONS,
@@ -116,7 +116,7 @@ def test_each_stage_has_an_example() -> None:
 
 def test_the_page_of_the_queue_prints_the_tables() -> None:
     assert tables() in PAGE.read_text(), (
-        "docs/queueing.md: print the tables with python -m scheduler_extender.queue.phases"
+        "docs/queueing.md: print the tables with python -m scheduler_extender.queue.steps.phases"
     )
 
 

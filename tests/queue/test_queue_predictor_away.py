@@ -12,7 +12,7 @@ from test_queue_controller import Cluster, run
 
 from scheduler_extender import predictions, predictor_token
 from scheduler_extender.predictions import HttpPredictor, PredictorMetrics, without_predictor
-from scheduler_extender.queue import load_prediction
+from scheduler_extender.queue.gangs import load_prediction
 from tandem.contracts.prediction import Prediction
 from tandem.contracts.resources import Demand, Source
 from tandem.kube.resource import GPU_JOBS, PODS

@@ -9,9 +9,9 @@ from test_queue_controller import NOW, run
 from test_queue_preemption import EAGER, SAVES, Training, tiresias
 
 from scheduler_extender.cluster.jobs import rfc3339
-from scheduler_extender.queue.decisions import has_ended
 from scheduler_extender.queue.figures import QueueFigures
 from scheduler_extender.queue.metrics import QueueMetrics
+from scheduler_extender.queue.steps.decisions import has_ended
 from tandem.kube.errors import Forbidden, KubeError
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import PODS, Resource

@@ -19,7 +19,7 @@ from scheduler_extender.cluster.workloads import (
 )
 from scheduler_extender.planning.planning import Planner
 from scheduler_extender.planning.questions import Question, Start
-from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.steps import lifecycle
 from tandem.contracts import names
 from tandem.contracts.resources import Demand, Phase, Plan, PodPlan, Source, WorkloadRef
 from tandem.kube.resource import Resource

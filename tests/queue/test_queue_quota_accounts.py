@@ -13,7 +13,7 @@ from queue_builders import gang, pod
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.queue.quota_accounts import Accounts, _stake
+from scheduler_extender.queue.order.quota_accounts import Accounts, _stake
 from scheduler_extender.quotas.config import Quota
 from tandem.contracts.resources import Phase, Plan, PodPlan
 from tandem.policy.job import Job

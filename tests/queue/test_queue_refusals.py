@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from queue_builders import raw_pod, settled
 from test_queue_controller import Cluster
 
-from scheduler_extender.queue.work import LONGEST_S, REFUSED_S, RefusedError, WorkQueue
+from scheduler_extender.queue.workqueue import LONGEST_S, REFUSED_S, RefusedError, WorkQueue
 from tandem.contracts import names
 from tandem.contracts.annotations import AnnotationError, parse_demand
 from tandem.contracts.gangs import OBJECT_NAME, derived_name

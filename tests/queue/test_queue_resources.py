@@ -11,7 +11,7 @@ from queue_builders import raw_pod
 from test_queue_controller import SHARED, Cluster
 
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.queue.reason_writer import CHANGED_S
+from scheduler_extender.queue.order.reason_writer import CHANGED_S
 from scheduler_extender.serving.api import explanation
 from scheduler_extender.verbs.verbs import Verbs
 from tandem.contracts import names

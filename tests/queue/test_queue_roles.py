@@ -12,7 +12,8 @@ from test_queue_controller import SHARED, Cluster, run
 from scheduler_extender.cluster import gangs
 from scheduler_extender.cluster.workloads import KINDS
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.queue import lifecycle, pending
+from scheduler_extender.queue.order import pending
+from scheduler_extender.queue.steps import lifecycle
 from scheduler_extender.quotas.config import Quota
 from tandem.contracts import names
 from tandem.kube.errors import Conflict

@@ -13,7 +13,7 @@ from scheduler_extender.cluster.gangs import TAKEN_BACK_S, Gang
 from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import PodRecord
-from scheduler_extender.queue import decisions
+from scheduler_extender.queue.steps import decisions
 from tandem.contracts.resources import GPUJobStatus, Phase, PodService, WorkloadRef
 
 

@@ -12,8 +12,8 @@ from test_queue_controller import SHARED, Cluster, run
 from test_queue_first_status import KEY, Counted, look, statuses, submit
 
 from scheduler_extender.cluster.turns import REPORTS_EVERY, Turns
-from scheduler_extender.queue.effects import WriteStatus
-from scheduler_extender.queue.reconcile import KEPT_S, LONGEST_KEPT_S
+from scheduler_extender.queue.gangs.reconcile import KEPT_S, LONGEST_KEPT_S
+from scheduler_extender.queue.steps.effects import WriteStatus
 from tandem.contracts.resources import Phase
 from tandem.kube.resource import PODS
 

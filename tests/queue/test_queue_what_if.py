@@ -35,11 +35,11 @@ from scheduler_extender.planning.what_if import (
     spans,
     with_nodes,
 )
-from scheduler_extender.queue import what_if
-from scheduler_extender.queue.load_prediction import peak_bytes
-from scheduler_extender.queue.other_batch import OtherBatch
-from scheduler_extender.queue.simulating import Simulating, SimulationError
-from scheduler_extender.queue.what_if import NotAskedError
+from scheduler_extender.queue.forecasts import what_if
+from scheduler_extender.queue.forecasts.simulating import Simulating, SimulationError
+from scheduler_extender.queue.forecasts.what_if import NotAskedError
+from scheduler_extender.queue.gangs.load_prediction import peak_bytes
+from scheduler_extender.queue.gangs.other_batch import OtherBatch
 from tandem.contracts.resources import Demand
 from tandem.kube.resource import PODS
 from tandem.policy.catalog import load_profile, profile_names

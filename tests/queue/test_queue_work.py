@@ -5,7 +5,7 @@ from collections import Counter
 
 from queue_builders import settled
 
-from scheduler_extender.queue.work import AT_ONCE, Turns, WorkQueue
+from scheduler_extender.queue.workqueue import AT_ONCE, Turns, WorkQueue
 
 _PARALLEL = 4
 

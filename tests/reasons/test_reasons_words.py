@@ -9,7 +9,7 @@ import pytest
 from reason_texts import unsaid
 
 from scheduler_extender.cluster.jobs import rfc3339
-from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.steps import lifecycle
 from tandem.contracts.resources import GPUJobStatus
 from tandem.contracts.values import LONGEST_TEXT
 from tandem.policy.catalog import AnyConstraint, AnyDispatch, AnyOrder, AnyScorer

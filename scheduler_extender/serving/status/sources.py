@@ -24,7 +24,7 @@ from tandem.kube.resource import EVENTS
 if TYPE_CHECKING:  # the process in front starts without what only the extender needs
     from scheduler_extender.planning.forecast_quotas import Limits
     from scheduler_extender.predictions import HttpPredictor
-    from scheduler_extender.queue.what_if import WhatIf as Planned
+    from scheduler_extender.queue.forecasts.what_if import WhatIf as Planned
     from scheduler_extender.serving.status.changes import Changes
     from tandem.kube.memory import MemoryCluster
 
@@ -131,7 +131,7 @@ def local_what_if(what_if: Planned) -> WhatIf:
 
     async def made(key: Key, given: dict[str, Any]) -> dict[str, Any]:
         from scheduler_extender.planning.what_if import Change, ChangeError
-        from scheduler_extender.queue.what_if import NotAskedError
+        from scheduler_extender.queue.forecasts.what_if import NotAskedError
         from tandem.policy.catalog import load_profile, profile_names
         from tandem.policy.units import BYTES_PER_GIB
 

@@ -26,7 +26,7 @@ from scheduler_extender.planning.what_if import (
     changed,
     never_fits,
 )
-from scheduler_extender.queue.simulating import Simulating, SimulationError
+from scheduler_extender.queue.forecasts.simulating import Simulating, SimulationError
 from tandem.policy.catalog import Profile
 from tandem.policy.job import Job
 from tandem.policy.units import BYTES_PER_GIB

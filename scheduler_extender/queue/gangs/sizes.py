@@ -17,8 +17,8 @@ from scheduler_extender.cluster.workloads import (
     roles_now,
     size_of,
 )
-from scheduler_extender.queue.effects import Owners, WriteSize
-from scheduler_extender.queue.parts import Parts
+from scheduler_extender.queue.shared import Shared
+from scheduler_extender.queue.steps.effects import Owners, WriteSize
 from tandem.kube.errors import Forbidden, NotFound
 from tandem.kube.resource import Resource
 
@@ -42,11 +42,11 @@ class _Read:
 class Sizes:
     """Sizes of gangs that wait. All methods run on the event loop."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._owners = Owners(parts.writer)
-        self._executor = parts.executor
-        self._clock = parts.clock
-        self._later = parts.work.later
+    def __init__(self, shared: Shared) -> None:
+        self._owners = Owners(shared.writer)
+        self._executor = shared.executor
+        self._clock = shared.clock
+        self._later = shared.work.later
         self._read: dict[Key, _Read] = {}
 
     def forget(self, key: Key) -> None:

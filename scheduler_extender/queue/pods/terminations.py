@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import PodRecord
 from scheduler_extender.cluster.writes import Writer
-from scheduler_extender.queue.lifecycle import LEAVES_WITHIN_S, deletion_asked_s
+from scheduler_extender.queue.steps.lifecycle import LEAVES_WITHIN_S, deletion_asked_s
 from tandem.kube.errors import Conflict, KubeError, NotFound
 from tandem.kube.resource import PODS
 from tandem.reasons.counting import counted

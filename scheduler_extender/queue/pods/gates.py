@@ -9,9 +9,9 @@ from scheduler_extender.cluster.gang_index import Gangs
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord, Key
-from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.effects import ClearNominations, Effect, Executor, OpenGates
-from scheduler_extender.queue.waits import HELD
+from scheduler_extender.queue.steps import lifecycle
+from scheduler_extender.queue.steps.effects import ClearNominations, Effect, Executor, OpenGates
+from scheduler_extender.queue.steps.waits import HELD
 from tandem.contracts import names
 from tandem.reasons.words import clause
 

@@ -24,9 +24,9 @@ from scheduler_extender.cluster.jobs import memory_of_steps
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuNodeRecord
 from scheduler_extender.cluster.writes import Writer
-from scheduler_extender.queue.effects import Executor
-from scheduler_extender.queue.lifecycle import deletion_asked_s
-from scheduler_extender.queue.memory_needs import outgrown
+from scheduler_extender.queue.pods.memory_needs import outgrown
+from scheduler_extender.queue.steps.effects import Executor
+from scheduler_extender.queue.steps.lifecycle import deletion_asked_s
 from tandem.contracts.resources import EvictionRequest, Source
 from tandem.kube.errors import Conflict, KubeError, NotFound, TooManyRequests
 from tandem.kube.resource import PODS

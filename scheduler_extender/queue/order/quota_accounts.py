@@ -12,8 +12,8 @@ from scheduler_extender.cluster.records import GpuJobRecord, Key
 from scheduler_extender.cluster.workloads import is_endless
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.queue.lifecycle import leaves_soon
-from scheduler_extender.queue.queue_state import QueueEntry, QueueState
+from scheduler_extender.queue.order.queue_state import QueueEntry, QueueState
+from scheduler_extender.queue.steps.lifecycle import leaves_soon
 from scheduler_extender.quotas.config import EVERYBODY, Quota
 from scheduler_extender.quotas.grants import Stake, Turn
 from scheduler_extender.quotas.usage import Usage

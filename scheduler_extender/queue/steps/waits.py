@@ -5,7 +5,7 @@ from __future__ import annotations
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.workloads import above, workload_of
-from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.steps import lifecycle
 from tandem.contracts.resources import GPUJobStatus, Phase, WorkloadRef
 from tandem.reasons.causes import Cause, Reason
 from tandem.reasons.words import clause, in_full

@@ -11,8 +11,8 @@ from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning.questions import Waiting, WaitingStarts
-from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.effects import Executor, WriteEvent, WriteStatus
+from scheduler_extender.queue.steps import lifecycle
+from scheduler_extender.queue.steps.effects import Executor, WriteEvent, WriteStatus
 from tandem.reasons.causes import Cause, Reason
 from tandem.reasons.words import in_full, in_general
 

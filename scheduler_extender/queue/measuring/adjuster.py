@@ -21,9 +21,9 @@ from scheduler_extender.cluster.table import places_of
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline
 from scheduler_extender.planning.cycle_input import cycle_input_of, keep_to_domains
 from scheduler_extender.planning.questions import Question, Victim
-from scheduler_extender.queue.effects import WriteStatus
-from scheduler_extender.queue.learning_loop import Learning
-from scheduler_extender.queue.parts import Parts
+from scheduler_extender.queue.measuring.learning_loop import Learning
+from scheduler_extender.queue.shared import Shared
+from scheduler_extender.queue.steps.effects import WriteStatus
 from tandem.contracts.resources import Phase
 from tandem.policy.board import Start
 from tandem.reasons.causes import Cause, Reason
@@ -64,20 +64,20 @@ class _Seen:
     cost_s: Mapping[Key, float]
 
 
-class Repairs:
+class LiveAdjuster:
     """Runs on the event loop, but for `_decide`, which has a frozen picture."""
 
-    def __init__(self, parts: Parts, learning: Learning) -> None:
-        self._profile = parts.profile
-        self._state = parts.state
-        self._gangs = parts.gangs
-        self._queue_state = parts.queue_state
-        self._pending = parts.pending
-        self._work = parts.work
-        self._executor = parts.executor
-        self._history = parts.history
+    def __init__(self, shared: Shared, learning: Learning) -> None:
+        self._profile = shared.profile
+        self._state = shared.state
+        self._gangs = shared.gangs
+        self._queue_state = shared.queue_state
+        self._pending = shared.pending
+        self._work = shared.work
+        self._executor = shared.executor
+        self._history = shared.history
         self._learning = learning
-        self._clock = parts.clock
+        self._clock = shared.clock
         self._next_s = -np.inf
         self._level: dict[Place, float] = {}  # the moving average of each GPU's interference
         self._moved_s: dict[Key, float] = {}

@@ -13,8 +13,8 @@ from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import memory_of_steps, scaled, scaled_steps, seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuNodeRecord
-from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.effects import Effects, Executor, WriteEvent, WriteStatus
+from scheduler_extender.queue.steps import lifecycle
+from scheduler_extender.queue.steps.effects import Effects, Executor, WriteEvent, WriteStatus
 from tandem.contracts import names
 from tandem.contracts.limits import GROWTH, parse_memory_fraction
 from tandem.contracts.resources import (

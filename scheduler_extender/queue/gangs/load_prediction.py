@@ -11,10 +11,10 @@ from scheduler_extender.cluster.jobs import kind_of_model, policy_job, rfc3339, 
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.table import GpuKind
 from scheduler_extender.predictions import HttpPredictor, Pricing
-from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.effects import Effect, KeepStatus, WriteStatus
-from scheduler_extender.queue.parts import Parts
-from scheduler_extender.queue.work import ExternalWork
+from scheduler_extender.queue.shared import Shared
+from scheduler_extender.queue.steps import lifecycle
+from scheduler_extender.queue.steps.effects import Effect, KeepStatus, WriteStatus
+from scheduler_extender.queue.workqueue import ExternalWork
 from tandem.contracts.prediction import Prediction
 from tandem.contracts.resources import (
     Demand,
@@ -40,18 +40,18 @@ class LoadPrediction:
 
     def __init__(
         self,
-        parts: Parts,
+        shared: Shared,
         predictor: HttpPredictor,
         pricing: Pricing,
         earlier: Callable[[Gang, Prediction], Prediction],
     ) -> None:
-        self._executor = parts.executor
+        self._executor = shared.executor
         self._predictor = predictor
         self._pricing = pricing
-        self._state = parts.state
-        self._gangs = parts.gangs
-        self._clock = parts.clock
-        self._work = parts.work
+        self._state = shared.state
+        self._gangs = shared.gangs
+        self._clock = shared.clock
+        self._work = shared.work
         self._earlier = earlier  # what earlier runs have shown, where that is more
         self._predicted_at: dict[Key, float] = {}
         self._asking_again = 0
@@ -133,7 +133,7 @@ class LoadPrediction:
                 break
             said[steps] = part.load
         factor = await self._raised_by(namespace, demand, load, gpu)
-        return _parts(demand, said, factor)
+        return _shared(demand, said, factor)
 
     async def _raised_by(
         self, namespace: str, demand: Demand, load: Load, gpu: GpuKind | None
@@ -208,7 +208,7 @@ class LoadPrediction:
         await self._executor.carry_out(gang, (written,))
 
 
-def _parts(demand: Demand, said: Mapping[int, Load], factor: float) -> list[SubBatch]:
+def _shared(demand: Demand, said: Mapping[int, Load], factor: float) -> list[SubBatch]:
     """Return the ways to split the batch from what is said of each number of steps, 1 included."""
     assert demand.batch_size is not None
     workers, message = demand.gang_size * demand.gpus_per_pod, said[1].message_bytes or 0

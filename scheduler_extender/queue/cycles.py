@@ -29,13 +29,13 @@ from scheduler_extender.planning.questions import (
     Verdict,
     Victim,
 )
-from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.effects import WriteStatus
+from scheduler_extender.queue.gangs.resizing import Resizer
 from scheduler_extender.queue.metrics import QueueMetrics
-from scheduler_extender.queue.parts import Parts
-from scheduler_extender.queue.quota_accounts import Accounts
-from scheduler_extender.queue.reason_writer import Chooser, ReasonWriter, Why
-from scheduler_extender.queue.resizing import Resizer
+from scheduler_extender.queue.order.quota_accounts import Accounts
+from scheduler_extender.queue.order.reason_writer import Chooser, ReasonWriter, Why
+from scheduler_extender.queue.shared import Shared
+from scheduler_extender.queue.steps import lifecycle
+from scheduler_extender.queue.steps.effects import WriteStatus
 from scheduler_extender.quotas.grants import Turn
 from scheduler_extender.quotas.round import plan_within
 from scheduler_extender.quotas.shrinking import shrink_first
@@ -81,12 +81,12 @@ class _Promise:
     uses: tuple[tuple[str, Use], ...]
 
 
-class Rounds:
+class Cycles:
     """Plans what waits. All methods but `_think` run on the event loop."""
 
     def __init__(
         self,
-        parts: Parts,
+        shared: Shared,
         accounts: Accounts,
         reason_writer: ReasonWriter,
         metrics: QueueMetrics,
@@ -96,23 +96,23 @@ class Rounds:
         resizer: Resizer,
     ) -> None:
         self._resizer = resizer
-        self._state = parts.state
-        self._gangs = parts.gangs
-        self._work = parts.work
-        self._queue_state = parts.queue_state
-        self._pending = parts.pending
-        self._executor = parts.executor
-        self._preempter = parts.preempter
-        self._history = parts.history
+        self._state = shared.state
+        self._gangs = shared.gangs
+        self._work = shared.work
+        self._queue_state = shared.queue_state
+        self._pending = shared.pending
+        self._executor = shared.executor
+        self._preempter = shared.preempter
+        self._history = shared.history
         self._accounts = accounts
         self._reason_writer = reason_writer
         self._metrics = metrics
-        self._anti_affinity = parts.anti_affinity
-        self._profile = parts.profile
-        self._pipeline = parts.profile.pipeline()
-        self._planner = Planner(parts.profile, parts.settings.reserve_after_s)
-        self._settings = parts.settings
-        self._clock = parts.clock
+        self._anti_affinity = shared.anti_affinity
+        self._profile = shared.profile
+        self._pipeline = shared.profile.pipeline()
+        self._planner = Planner(shared.profile, shared.settings.reserve_after_s)
+        self._settings = shared.settings
+        self._clock = shared.clock
         self._targets = targets  # where gangs that are being moved start again
         self._slow = slow  # gangs whose neighbours slow them down too much
         self._foresee = foresee  # with what each round has seen and decided

@@ -20,9 +20,14 @@ from scheduler_extender.cluster.workloads import (
     topmost,
     workload_of,
 )
-from scheduler_extender.queue import decisions, lifecycle, waits
-from scheduler_extender.queue.decisions import method_of
-from scheduler_extender.queue.effects import (
+from scheduler_extender.queue.gangs.load_prediction import LoadPrediction
+from scheduler_extender.queue.gangs.missing_pods import SETTLE_S, MissingPods
+from scheduler_extender.queue.gangs.resizing import Resizer
+from scheduler_extender.queue.gangs.sizes import Sizes
+from scheduler_extender.queue.shared import Shared
+from scheduler_extender.queue.steps import decisions, lifecycle, waits
+from scheduler_extender.queue.steps.decisions import method_of
+from scheduler_extender.queue.steps.effects import (
     CreateGpuJob,
     DeleteGpuJob,
     JoinGpuJob,
@@ -32,14 +37,9 @@ from scheduler_extender.queue.effects import (
     WriteRoles,
     names_object,
 )
-from scheduler_extender.queue.lifecycle import starts_by_s
-from scheduler_extender.queue.load_prediction import LoadPrediction
-from scheduler_extender.queue.missing_pods import SETTLE_S, MissingPods
-from scheduler_extender.queue.parts import Parts
-from scheduler_extender.queue.phases import Stage, stage_of
-from scheduler_extender.queue.resizing import Resizer
-from scheduler_extender.queue.sizes import Sizes
-from scheduler_extender.queue.work import ExternalWork, RefusedError
+from scheduler_extender.queue.steps.lifecycle import starts_by_s
+from scheduler_extender.queue.steps.phases import Stage, stage_of
+from scheduler_extender.queue.workqueue import ExternalWork, RefusedError
 from tandem.contracts import names
 from tandem.contracts.resources import GPUJobSpec, Phase, Role, WorkloadRef
 from tandem.kube.errors import Conflict, Forbidden, NotFound, Unavailable
@@ -74,21 +74,21 @@ class _Read:
 class Reconciler:
     """Brings one GPUJob after another up to date. All methods run on the event loop."""
 
-    def __init__(self, parts: Parts, load_prediction: LoadPrediction) -> None:
-        self._executor = parts.executor
-        self._gangs = parts.gangs
-        self._settings = parts.settings
-        self._clock = parts.clock
-        self._later = parts.work.later
+    def __init__(self, shared: Shared, load_prediction: LoadPrediction) -> None:
+        self._executor = shared.executor
+        self._gangs = shared.gangs
+        self._settings = shared.settings
+        self._clock = shared.clock
+        self._later = shared.work.later
         self._load_prediction = load_prediction
-        self._owners = Owners(parts.writer)
-        self._writer = parts.writer
-        self._sizes = Sizes(parts)
-        self.resizer = Resizer(parts)
-        self._missing_pods = MissingPods(parts, self._owners)
-        self._preempter = parts.preempter
-        self._anti_affinity = parts.anti_affinity
-        self._queue_state = parts.queue_state
+        self._owners = Owners(shared.writer)
+        self._writer = shared.writer
+        self._sizes = Sizes(shared)
+        self.resizer = Resizer(shared)
+        self._missing_pods = MissingPods(shared, self._owners)
+        self._preempter = shared.preempter
+        self._anti_affinity = shared.anti_affinity
+        self._queue_state = shared.queue_state
         self._counted_at: dict[Key, float] = {}
         self._partial_since: dict[Key, float] = {}
         self._without_pods: dict[Key, _Read] = {}

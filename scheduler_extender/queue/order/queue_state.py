@@ -17,7 +17,7 @@ from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import job_of, progress_of, rfc3339, seconds
 from scheduler_extender.cluster.records import GpuJobRecord, Key
 from scheduler_extender.planning.remaining import expected_remaining_gpu_s
-from scheduler_extender.queue.lifecycle import (
+from scheduler_extender.queue.steps.lifecycle import (
     ends_until_s,
     is_placed,
     leaves_soon,

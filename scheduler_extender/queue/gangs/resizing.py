@@ -23,9 +23,10 @@ from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.roles import at
 from scheduler_extender.cluster.workloads import size_of
 from scheduler_extender.planning.questions import Shrinks
-from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.decisions import SUSPEND_WITHIN_S, has_ended
-from scheduler_extender.queue.effects import (
+from scheduler_extender.queue.shared import Shared
+from scheduler_extender.queue.steps import lifecycle
+from scheduler_extender.queue.steps.decisions import SUSPEND_WITHIN_S, has_ended
+from scheduler_extender.queue.steps.effects import (
     Effects,
     EvictPods,
     ReadWorkload,
@@ -33,7 +34,6 @@ from scheduler_extender.queue.effects import (
     WriteEvent,
     WriteStatus,
 )
-from scheduler_extender.queue.parts import Parts
 from tandem.contracts.resources import GPUJobStatus, Phase, Shrunk
 from tandem.policy.elastic import SMALLER_FOR_S
 from tandem.reasons.causes import Cause
@@ -53,13 +53,13 @@ Workload = Mapping[str, Any] | None
 class Resizer:
     """Gives elastic workloads fewer pods, and back what they had. All methods run on the loop."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._state = parts.state
-        self._executor = parts.executor
-        self._preempter = parts.preempter
-        self._queue_state = parts.queue_state
-        self._clock = parts.clock
-        self._later = parts.work.later
+    def __init__(self, shared: Shared) -> None:
+        self._state = shared.state
+        self._executor = shared.executor
+        self._preempter = shared.preempter
+        self._queue_state = shared.queue_state
+        self._clock = shared.clock
+        self._later = shared.work.later
         self._set: dict[Key, tuple[float, float]] = {}  # when, and the pause until the next time
         self._kept: dict[Key, float] = {}  # those that could not be made smaller, until when
 

@@ -13,8 +13,8 @@ from scheduler_extender.cluster.records import GpuJobRecord, Key
 from scheduler_extender.cluster.workers import accumulates, declared_of, has_own_figures, worker_of
 from scheduler_extender.cluster.workloads import role_of
 from scheduler_extender.planning.questions import Part, Start
-from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.queue_state import Believe
+from scheduler_extender.queue.order.queue_state import Believe
+from scheduler_extender.queue.steps import lifecycle
 from tandem.policy.job import Job
 
 _SHAPES = 500  # what pods ask of a node, in so many ways, before those of no use are dropped

@@ -2,7 +2,7 @@
 
 `lifecycle.py` computes each new status as a pure function; `TRANSITIONS` names the function of each
 change of phase. `stage_of` says, from the gang alone, which step of the controller is due. The
-tables of docs/queueing.md are printed from here (`python -m scheduler_extender.queue.phases`).
+tables of docs/queueing.md are printed by `python -m scheduler_extender.queue.steps.phases`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import Enum
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.cluster.workloads import above, workload_of
-from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.steps import lifecycle
 from tandem.contracts.resources import GPUJobStatus, Phase
 
 OPEN = (Phase.QUEUED, Phase.ADMITTED, Phase.RUNNING, Phase.PREEMPTING, Phase.SUSPENDED)

@@ -33,11 +33,11 @@ from scheduler_extender.learning.observed import GpuKey, Watch
 from scheduler_extender.learning.sharing import Sharing, notable
 from scheduler_extender.planning.explaining import named
 from scheduler_extender.planning.relocation import has_place
-from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.decisions import method_of
-from scheduler_extender.queue.effects import WriteEvent, WriteStatus
-from scheduler_extender.queue.memory_needs import OutOfMemories
-from scheduler_extender.queue.parts import Parts
+from scheduler_extender.queue.pods.memory_needs import OutOfMemories
+from scheduler_extender.queue.shared import Shared
+from scheduler_extender.queue.steps import lifecycle
+from scheduler_extender.queue.steps.decisions import method_of
+from scheduler_extender.queue.steps.effects import WriteEvent, WriteStatus
 from tandem.contracts.learning import Observed
 from tandem.contracts.prediction import Feedback
 from tandem.contracts.resources import GPUJobStatus, Phase
@@ -58,7 +58,7 @@ class Learning:
 
     def __init__(
         self,
-        parts: Parts,
+        shared: Shared,
         settings: LearningConfig,
         learned: LearnedState,
         tell: Callable[[Feedback], Awaitable[bool]] | None = None,
@@ -68,23 +68,23 @@ class Learning:
         self.looked = Looked()
         self.worst = 0.0
         self._slow: frozenset[Key] = frozenset()
-        least = parts.profile.dispatch.least_speed
+        least = shared.profile.dispatch.least_speed
         self._promised_slowdown = 1 / least - 1 if least else inf
         self._settings = settings
-        self._state = state = parts.state
-        self._gangs = parts.gangs
-        self._work = parts.work
-        self._executor = parts.executor
-        self._preempter = parts.preempter
-        self._anti_affinity = parts.anti_affinity
-        self._pipeline = parts.profile.pipeline()
-        self._clock = clock = parts.clock
+        self._state = state = shared.state
+        self._gangs = shared.gangs
+        self._work = shared.work
+        self._executor = shared.executor
+        self._preempter = shared.preempter
+        self._anti_affinity = shared.anti_affinity
+        self._pipeline = shared.profile.pipeline()
+        self._clock = clock = shared.clock
         self._watch = Watch(settings.settle_s, state.gangs.runs_on)
         self._sharing = Sharing(self._watch, learned.memory)
         self._adjuster = Adjuster(settings)
-        self._outofmemory = OutOfMemories(parts.executor, parts.gangs, clock)
+        self._outofmemory = OutOfMemories(shared.executor, shared.gangs, clock)
         self._observed: dict[Key, Observed] = {}
-        self.next_runs = NextRuns(learned, state, parts.writer, settings, self._observed, tell)
+        self.next_runs = NextRuns(learned, state, shared.writer, settings, self._observed, tell)
         self._written_s: dict[Key, float] = {}
         self._next_s = 0.0
         self._pairs_known = 0

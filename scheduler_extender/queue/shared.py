@@ -1,4 +1,4 @@
-"""The objects that the parts of the queue controller share. The controller makes them once."""
+"""The objects that the rooms of the queue share. The controller makes them once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.learning.history_store import HistoryStore
 from scheduler_extender.planning.anti_affinity import AntiAffinity
-from scheduler_extender.queue.effects import Executor
-from scheduler_extender.queue.pending import PendingJobs
-from scheduler_extender.queue.preemption import Preempter
-from scheduler_extender.queue.queue_state import QueueState
-from scheduler_extender.queue.work import WorkQueue
+from scheduler_extender.queue.order.pending import PendingJobs
+from scheduler_extender.queue.order.queue_state import QueueState
+from scheduler_extender.queue.pods.preemption import Preempter
+from scheduler_extender.queue.steps.effects import Executor
+from scheduler_extender.queue.workqueue import WorkQueue
 from tandem.policy.catalog import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Shared:
     """One object of each kind, used on the event loop; `clock` returns Unix time."""
 
     state: ClusterState

@@ -11,9 +11,9 @@ from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.workloads import kind_of, resource_of
-from scheduler_extender.queue import waits
-from scheduler_extender.queue.effects import Owners
-from scheduler_extender.queue.parts import Parts
+from scheduler_extender.queue.shared import Shared
+from scheduler_extender.queue.steps import waits
+from scheduler_extender.queue.steps.effects import Owners
 from tandem.contracts.resources import Phase
 from tandem.kube.errors import Forbidden, NotFound
 from tandem.kube.resource import CORE_EVENTS
@@ -44,10 +44,10 @@ class _Known:
 class MissingPods:
     """Says why fewer pods exist than start together. All methods run on the event loop."""
 
-    def __init__(self, parts: Parts, owners: Owners) -> None:
-        self._writer = parts.writer
-        self._clock = parts.clock
-        self._later = parts.work.later
+    def __init__(self, shared: Shared, owners: Owners) -> None:
+        self._writer = shared.writer
+        self._clock = shared.clock
+        self._later = shared.work.later
         self._owners = owners
         self._known: dict[Key, _Known] = {}
         self._turn_s: dict[str, float] = {}  # by namespace, when its next turn is

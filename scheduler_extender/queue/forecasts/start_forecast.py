@@ -26,9 +26,9 @@ from scheduler_extender.planning.forecast import packed
 from scheduler_extender.planning.forecast_picture import Asked, picture_of
 from scheduler_extender.planning.forecast_quotas import Quotas
 from scheduler_extender.planning.questions import Answer, Question, Start
-from scheduler_extender.queue.effects import WriteStatus
-from scheduler_extender.queue.parts import Parts
-from scheduler_extender.queue.simulating import Simulating
+from scheduler_extender.queue.forecasts.simulating import Simulating
+from scheduler_extender.queue.shared import Shared
+from scheduler_extender.queue.steps.effects import WriteStatus
 from tandem.contracts.resources import ExpectedStart, GPUJobStatus, Phase
 
 log = logging.getLogger(__name__)
@@ -53,25 +53,25 @@ class StartForecast:
 
     def __init__(
         self,
-        parts: Parts,
+        shared: Shared,
         every_s: float,
         on_forecast: Callable[[float | None], None],
         simulating: Simulating,
     ) -> None:
-        self._state = parts.state
-        self._gangs = parts.gangs
-        self._queue_state = parts.queue_state
-        self._pending = parts.pending
-        self._work = parts.work
-        self._executor = parts.executor
-        self._profile = parts.profile
+        self._state = shared.state
+        self._gangs = shared.gangs
+        self._queue_state = shared.queue_state
+        self._pending = shared.pending
+        self._work = shared.work
+        self._executor = shared.executor
+        self._profile = shared.profile
         self._every_s = every_s
-        self._preemption_cost_s = parts.settings.preemption_cost_s
-        self._clock = parts.clock
+        self._preemption_cost_s = shared.settings.preemption_cost_s
+        self._clock = shared.clock
         self._on_forecast = on_forecast  # how long one took, None where it failed
         self._simulating = simulating
         self._most = MOST
-        self._next_s = parts.clock() + every_s
+        self._next_s = shared.clock() + every_s
         self._expected: dict[Key, ExpectedStart] = {}
         self._made_s = -np.inf
         #: What the latest forecast was made of.
@@ -104,7 +104,7 @@ class StartForecast:
         wanted = list(self._gangs.by_key)
         for _ in range(_TURNS):
             busy = []
-            for keys in _parts(wanted, _SLICE):
+            for keys in _shared(wanted, _SLICE):
                 for key in keys:
                     gang = self._gangs.by_key.get(key)
                     if gang is None or not self._has_news(gang):
@@ -179,7 +179,7 @@ class StartForecast:
         wanted |= set(question.where_of.values())
         names, nodes, most = question.snapshot.node_names, {}, {}
         gpus = np.bincount(question.snapshot.gpus.node, minlength=len(names))
-        for part in _parts(list(self._pending.shapes().items()), _SHAPES):
+        for part in _shared(list(self._pending.shapes().items()), _SHAPES):
             for number, pods in part:
                 if number in wanted:
                     there = self._state.nodes.picture({number: pods}, names, self._pending.together)
@@ -189,7 +189,7 @@ class StartForecast:
             await asyncio.sleep(0)
         certain: set[Key] = set()
         endless: set[Key] = set()
-        for keys in _parts([*self._queue_state.placed, *question.starts], _SLICE):
+        for keys in _shared([*self._queue_state.placed, *question.starts], _SLICE):
             for key in keys:
                 entry, gang = self._queue_state.of.get(key), self._gangs.by_key.get(key)
                 if entry is None or gang is None or gang.record is None:
@@ -248,6 +248,6 @@ def _is_news(said: ExpectedStart, expected: ExpectedStart, now_s: float) -> bool
     )
 
 
-def _parts(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+def _shared(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
     for at in range(0, len(items), size):
         yield items[at : at + size]

@@ -8,7 +8,7 @@ from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.table import GpuKind
 from scheduler_extender.planning.what_if import ChangeError, OtherLoad
 from scheduler_extender.predictions import HttpPredictor
-from scheduler_extender.queue.load_prediction import peak_bytes, undeclared
+from scheduler_extender.queue.gangs.load_prediction import peak_bytes, undeclared
 from tandem.contracts.resources import Demand, Load, Source
 
 

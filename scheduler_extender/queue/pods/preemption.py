@@ -17,9 +17,9 @@ from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.queue import decisions, lifecycle
-from scheduler_extender.queue.decisions import OVERDUE, OVERDUE_S, method_of
-from scheduler_extender.queue.effects import Executor
+from scheduler_extender.queue.steps import decisions, lifecycle
+from scheduler_extender.queue.steps.decisions import OVERDUE, OVERDUE_S, method_of
+from scheduler_extender.queue.steps.effects import Executor
 from tandem.contracts.resources import Phase
 from tandem.kube.errors import Forbidden, Invalid, NotFound
 from tandem.kube.resource import Resource

@@ -22,8 +22,8 @@ from scheduler_extender.cluster.roles import at
 from scheduler_extender.cluster.selectors import selects
 from scheduler_extender.cluster.workers import declared_of, demand_of
 from scheduler_extender.cluster.workloads import Kind, gang_size, has_no_end, kind_of, role_of
-from scheduler_extender.queue import lifecycle, waits
-from scheduler_extender.queue.effects import (
+from scheduler_extender.queue.steps import lifecycle, waits
+from scheduler_extender.queue.steps.effects import (
     CreateGpuJob,
     DeleteGpuJob,
     Effects,
@@ -34,7 +34,7 @@ from scheduler_extender.queue.effects import (
     WriteEvent,
     WriteStatus,
 )
-from scheduler_extender.queue.waits import BLOCKED, MISSING
+from scheduler_extender.queue.steps.waits import BLOCKED, MISSING
 from tandem.contracts import names
 from tandem.contracts.annotations import AnnotationError, parse_demand
 from tandem.contracts.resources import (
