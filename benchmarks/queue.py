@@ -26,7 +26,7 @@ from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.predictions import without_predictor
 from scheduler_extender.queue.controller import Connection, Controller, Settings
-from scheduler_extender.verbs.verbs import Verbs
+from scheduler_extender.verbs.answers import Verbs
 from tandem.contracts.prediction import Prediction
 from tandem.contracts.resources import Demand
 from tandem.kube.memory import MemoryCluster

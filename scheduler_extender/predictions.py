@@ -16,8 +16,8 @@ import httpx
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from pydantic import ValidationError
 
-from scheduler_extender.cluster.beliefs import Beliefs
 from scheduler_extender.cluster.jobs import unpredicted_load
+from scheduler_extender.cluster.slowdowns import Slowdowns
 from scheduler_extender.cluster.table import GpuKind
 from tandem.contracts.prediction import (
     Feedback,
@@ -339,7 +339,7 @@ class Pricing:
     """
 
     _predictor: HttpPredictor
-    _beliefs: Beliefs
+    _slowdowns: Slowdowns
     _gpu_kind: Callable[[], GpuKind | None]
     _clock: Callable[[], float]
     _again_s: float = 0.0
@@ -348,17 +348,17 @@ class Pricing:
     async def ask(self) -> None:
         """Have all new classes priced; where the predictor is away, the formula holds meanwhile."""
         while self._clock() >= self._again_s:
-            asked = self._beliefs.to_ask()
+            asked = self._slowdowns.to_ask()
             if asked is None:
                 return
             index, load, others, candidates = asked
             gpu = GpuKind(load.gpu_model, 0) if load.gpu_model else self._gpu_kind()
             answer = await self._predictor.interference(load, candidates, gpu)
             if answer is None:
-                self._beliefs.not_said(index)
+                self._slowdowns.not_said(index)
                 self._again_s = self._clock() + AGAIN_S
                 return
-            self._beliefs.said(index, others, answer)
+            self._slowdowns.said(index, others, answer)
 
     def step(self) -> None:
         """Ask for what is left, while everything else goes on."""

@@ -1,7 +1,8 @@
 """Observed slowdowns of pairs of models, which are kept apart, and speeds of gangs by place. Pure.
 
-What is learned replaces what is predicted (`Beliefs`): planning weighs places by it, and where two
-were too slow together the slowdown is infinite, by which filter, bind and planning refuse a GPU.
+What is learned replaces what is predicted (`Slowdowns`): planning weighs places by it, and where
+two were too slow together the slowdown is infinite, by which filter, bind and planning refuse a
+GPU.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from scheduler_extender.cluster.beliefs import Beliefs, classes_of
 from scheduler_extender.cluster.gang_index import Gangs
 from scheduler_extender.cluster.jobs import in_steps
 from scheduler_extender.cluster.ledger import Claim, Hold, Ledger, Plans
@@ -30,6 +29,7 @@ from scheduler_extender.cluster.records import (
     PodRecord,
     Record,
 )
+from scheduler_extender.cluster.slowdowns import Slowdowns, classes_of
 from scheduler_extender.cluster.table import GpuKind, GpuTable, LiveSnapshot
 from scheduler_extender.cluster.workers import (
     accumulates,
@@ -75,7 +75,7 @@ class ClusterState:
     `max_jobs_per_gpu` caps the shares that agents offer; a report older than `stale_after_s` makes
     its GPUs stale. `now_s` (Unix time) only moves by `tick`. `clock` (Unix time) is read where a
     pod leaves or ends; it defaults to `now_s`. `topology_levels` are labels of nodes, widest first.
-    `beliefs` says how jobs get along.
+    `slowdowns` says how jobs get along.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ClusterState:
         topology_levels: Sequence[str] = (),
     ) -> None:
         self.now_s = now_s
-        self.beliefs = Beliefs(pairs, placements)
+        self.slowdowns = Slowdowns(pairs, placements)
         self._limits_known = 0
         self._closed: frozenset[tuple[str, str]] = frozenset()
         self._taken: frozenset[tuple[str, str]] = frozenset()
@@ -213,11 +213,11 @@ class ClusterState:
 
         It only reads: a load that has no class yet gets none. `worker_to_hold` makes one.
         """
-        return self._worker(pod, self.beliefs.find)
+        return self._worker(pod, self.slowdowns.find)
 
     def worker_to_hold(self, pod: PodInfo) -> Job:
         """Return the same for a pod that is about to hold GPUs: its load gets a class."""
-        return self._worker(pod, self.beliefs.of)
+        return self._worker(pod, self.slowdowns.of)
 
     def placed_with(self, pod: PodInfo, worker: Job) -> PlacedWith:
         """Return what is written on a pod that is placed as `worker`."""
@@ -272,12 +272,12 @@ class ClusterState:
         another skew than before: what was refused is not refused for that any more.
         """
         released: set[int] = set()
-        limits = self.beliefs.placements.limits_version
-        if held is not None and self.beliefs.crowded():
+        limits = self.slowdowns.placements.limits_version
+        if held is not None and self.slowdowns.crowded():
             jobs = (*held, *self.ledger.jobs(), *self._plans.jobs())
-            released = self.beliefs.release(set().union(*map(classes_of, jobs)))
+            released = self.slowdowns.release(set().union(*map(classes_of, jobs)))
             self.table.touch(np.zeros(0, dtype=np.int64))
-        changed = self.beliefs.settle()
+        changed = self.slowdowns.settle()
         if changed:
             gpus = self.table.gpus
             shared = (gpus.jobs > 1) & np.isin(gpus.resident_class, list(changed)).any(axis=1)
@@ -436,7 +436,7 @@ class ClusterState:
 
     def _follow_gpu_job(self, record: GpuJobRecord, before: Record | None, *, gone: bool) -> None:
         if not gone and record.plan and record.plan_deadline_s > self.now_s:
-            worker = self.beliefs.of(record.worker, record.status.load)
+            worker = self.slowdowns.of(record.worker, record.status.load)
             planned = self._plans.put(record, worker)
         else:
             planned = self._plans.drop(record.key)

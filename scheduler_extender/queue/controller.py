@@ -131,12 +131,12 @@ class Controller:
         metrics: QueueMetrics | None = None,
     ) -> None:
         chosen, clock = settings or Settings(), connection.clock
-        learned = learned or LearnedState(state.beliefs.pairs, state.beliefs.placements)
+        learned = learned or LearnedState(state.slowdowns.pairs, state.slowdowns.placements)
         self._state, self.gangs = state, state.gangs
         self.metrics = metrics or QueueMetrics()
         self._changed = asyncio.Event()
-        self.beliefs = state.beliefs
-        self._pricing = Pricing(predictor, state.beliefs, state.gpu_kind, clock)
+        self.slowdowns = state.slowdowns
+        self._pricing = Pricing(predictor, state.slowdowns, state.gpu_kind, clock)
         writer = Writer(
             connection.api, state, connection.tell, clock, self._annotated, self._may_write
         )
@@ -148,8 +148,8 @@ class Controller:
             state=state,
             gangs=state.gangs,
             work=WorkQueue(self._step, clock, _PARALLEL, self._refused),
-            queue_state=QueueState(profile.order, state.beliefs.of),
-            pending=PendingJobs(self._changed.set, state.beliefs.of),
+            queue_state=QueueState(profile.order, state.slowdowns.of),
+            pending=PendingJobs(self._changed.set, state.slowdowns.of),
             writer=writer,
             executor=executor,
             preempter=Preempter(writer, executor, chosen.queue, clock),

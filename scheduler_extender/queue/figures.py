@@ -130,7 +130,7 @@ class QueueFigures(Collector):
             "tandem_learning_kinds",
             "Kinds of jobs whose interference is learned, at most 921; others are priced by"
             " their utilisation.",
-            value=controller.beliefs.kinds,
+            value=controller.slowdowns.kinds,
         )
         evictions = CounterMetricFamily(
             "tandem_queue_guard_evictions",

@@ -18,7 +18,7 @@ from scheduler_extender.cluster.records import GpuNodeRecord, PodRecord
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.planning import explaining
 from scheduler_extender.serving.metrics import CONTENT_TYPE, Metrics
-from scheduler_extender.verbs.verbs import node_reason
+from scheduler_extender.verbs.answers import node_reason
 from tandem.contracts.prediction import ErrorBody
 from tandem.contracts.resources import GPUJobStatus
 from tandem.policy.job import Job

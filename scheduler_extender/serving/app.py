@@ -25,7 +25,7 @@ from scheduler_extender.serving.memory_api import memory_router
 from scheduler_extender.serving.nodepods import node_pods_router
 from scheduler_extender.serving.process import collector_spared, give_way_soon, keep_freed_memory
 from scheduler_extender.serving.readers import everybody
-from scheduler_extender.serving.routes import Straight, verbs_router
+from scheduler_extender.serving.routes import VerbsFirst, verbs_router
 from scheduler_extender.serving.service import Service, running
 from scheduler_extender.serving.status.publisher import Publisher
 from scheduler_extender.serving.status.routes import status_router
@@ -50,7 +50,7 @@ def verbs_app(service: Service, served: Callable[[], bool] = lambda: True) -> Fa
     app = FastAPI(title="Tandem scheduler extender", docs_url=None, redoc_url=None)
     verbs = verbs_router(service.verbs, service.binder, service.feed, service.metrics)
     app.include_router(verbs)
-    app.add_middleware(Straight, verbs=verbs, traffic=service.traffic)
+    app.add_middleware(VerbsFirst, verbs=verbs, traffic=service.traffic)
     app.include_router(health_router(service.feed, service.metrics, served))
     return app
 

@@ -18,8 +18,8 @@ from scheduler_extender.cluster.feed import Feed
 from scheduler_extender.serving.limits import BODY_WITHIN_S, MAX_BODY_BYTES
 from scheduler_extender.serving.metrics import Metrics
 from scheduler_extender.serving.traffic import Traffic
+from scheduler_extender.verbs.answers import MalformedPodError, Verbs
 from scheduler_extender.verbs.binding import Binder
-from scheduler_extender.verbs.verbs import MalformedPodError, Verbs
 from scheduler_extender.verbs.wire import (
     BIND,
     PREEMPT,
@@ -87,7 +87,7 @@ def verbs_router(verbs: Verbs, binder: Binder, feed: Feed, metrics: Metrics) -> 
     return router
 
 
-class Straight:
+class VerbsFirst:
     """ASGI: takes a verb's request straight to its endpoint.
 
     The framework's way there, of which a verb needs nothing, takes longer than answering for a

@@ -41,8 +41,8 @@ from scheduler_extender.serving.own_pods import OwnPods
 from scheduler_extender.serving.process import thread_pool
 from scheduler_extender.serving.status.changes import Changes, Silent
 from scheduler_extender.serving.traffic import Traffic
+from scheduler_extender.verbs.answers import Verbs
 from scheduler_extender.verbs.binding import Binder, Leadership
-from scheduler_extender.verbs.verbs import Verbs
 from tandem.contracts import names
 from tandem.kube.client import KubeClient, Object
 from tandem.kube.errors import KubeError

@@ -24,7 +24,7 @@ from scheduler_extender.cluster.parsing import parse_pod
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import PodRecord
 from scheduler_extender.cluster.state import ClusterState
-from scheduler_extender.verbs.verbs import node_reason
+from scheduler_extender.verbs.answers import node_reason
 from scheduler_extender.verbs.wire import ExtenderBindingArgs
 from tandem.contracts import names
 from tandem.contracts.annotations import format_visible_devices

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scheduler_extender.cluster.beliefs import Beliefs
 from scheduler_extender.cluster.jobs import policy_job, unpredicted_load
+from scheduler_extender.cluster.slowdowns import Slowdowns
 from tandem.contracts.resources import Demand
 from tandem.policy.catalog import Profile, load_profile
 from tandem.policy.job import UNKNOWN, Job
@@ -107,8 +107,8 @@ def simulate(
 ) -> Outcome:
     """Return what the simulator makes of it."""
     cluster = gpu_arrays([Nodes(nodes, gpus, "A100", 80.0)], shares=profile.max_jobs_per_gpu)
-    beliefs = Beliefs()
-    jobs = [believed(gang, beliefs) for gang in gangs]
+    slowdowns = Slowdowns()
+    jobs = [believed(gang, slowdowns) for gang in gangs]
     classes = 1 + max(job.interference_class for job in jobs)
     slowdown = np.zeros((classes, classes))
     for job in jobs:
@@ -132,8 +132,8 @@ def simulate(
     return Engine(trace, jobs, cluster, profile, physics).run()
 
 
-def believed(gang: Gang, beliefs: Beliefs) -> Job:
+def believed(gang: Gang, slowdowns: Slowdowns) -> Job:
     """Return a gang as the policies see it."""
     load = unpredicted_load(gang.demand)
     job = policy_job(gang.name, gang.demand, load, queued_at_s=gang.arrives_s)
-    return beliefs.of(replace(job, remaining_s=gang.duration_s), load)
+    return slowdowns.of(replace(job, remaining_s=gang.duration_s), load)

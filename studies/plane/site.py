@@ -16,7 +16,7 @@ import httpx
 from controlplane import ControlPlane, Node, wait_until
 from controlplane.gpus import report_gpus
 from controlplane.installation import Installation
-from scheduler_extender.cluster.beliefs import Beliefs
+from scheduler_extender.cluster.slowdowns import Slowdowns
 from studies.plane.jobs import GPUS, NODES, Gang, believed
 from studies.plane.training import Training
 from tandem.contracts import names
@@ -59,8 +59,8 @@ class Site:
 
     def run(self, namespace: str, gangs: Sequence[Gang]) -> tuple[Training, Watching]:
         """Submit gangs at their times and follow them to the end of the last."""
-        beliefs = Beliefs()
-        jobs = {gang.name: believed(gang, beliefs) for gang in gangs}
+        slowdowns = Slowdowns()
+        jobs = {gang.name: believed(gang, slowdowns) for gang in gangs}
         with (
             Training(self.plane.http, namespace, lambda a, b: _slower(jobs, a, b)) as training,
             Watching(self.plane, namespace) as watching,

@@ -12,7 +12,7 @@ from extender_builders import NOW, gpu, gpu_job, gpu_node, load, node, pod
 from pydantic import TypeAdapter, ValidationError
 
 from scheduler_extender.cluster.state import ClusterState
-from scheduler_extender.verbs.verbs import MalformedPodError, Verbs
+from scheduler_extender.verbs.answers import MalformedPodError, Verbs
 from scheduler_extender.verbs.wire import FILTER, PREEMPT, ExtenderFilterResult, HostPriority
 from tandem.policy.catalog import load_profile
 from tandem.policy.cluster import GpuArrays

@@ -13,7 +13,7 @@ from extender_builders import NOW, gpu_job, gpu_node, load, pod
 
 from scheduler_extender.cluster.pods import pod_info
 from scheduler_extender.cluster.state import ClusterState
-from scheduler_extender.verbs.verbs import Verbs
+from scheduler_extender.verbs.answers import Verbs
 from scheduler_extender.verbs.wire import PREEMPT
 from tandem.contracts import names
 from tandem.policy.catalog import load_profile

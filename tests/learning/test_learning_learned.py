@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from learning_builders import NOW
 
-from scheduler_extender.cluster.beliefs import Beliefs
 from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
+from scheduler_extender.cluster.slowdowns import Slowdowns
 from scheduler_extender.learning.config import LearningConfig
 from scheduler_extender.learning.learned_state import believing
 from tandem.policy.catalog import Profile, load_profile
@@ -23,19 +23,19 @@ def allowed(
     pairs: PairSlowdowns,
     newcomer: Job,
     there: Job,
-    beliefs: Beliefs | None = None,
+    slowdowns: Slowdowns | None = None,
     by: Apart | Interference | None = None,
 ) -> bool:
     """Whether `newcomer` may go next to `there`, `by` a constraint."""
-    beliefs = beliefs or Beliefs(pairs)
+    slowdowns = slowdowns or Slowdowns(pairs)
     for each in (newcomer, there):
-        beliefs.of(each)
-    beliefs.settle()
+        slowdowns.of(each)
+    slowdowns.settle()
     empty = GpuArrays.empty(np.zeros(1, dtype=np.int64), np.array([80.0]))
     columns = {field: getattr(empty, field).copy() for field in GpuArrays.__dataclass_fields__}
-    add_worker(columns, beliefs.of(there), np.array([0]), 0)
+    add_worker(columns, slowdowns.of(there), np.array([0]), 0)
     rule = by or Apart()
-    return bool(rule(beliefs.of(newcomer), GpuArrays(**columns))[0])  # type: ignore[arg-type]
+    return bool(rule(slowdowns.of(newcomer), GpuArrays(**columns))[0])  # type: ignore[arg-type]
 
 
 def test_a_pair_that_was_parted_is_refused_in_either_order() -> None:
@@ -135,20 +135,20 @@ def test_what_was_measured_stands_in_the_place_of_what_was_predicted_until_it_is
     None
 ):
     pairs = PairSlowdowns(1)
-    beliefs = Beliefs(pairs)
-    bert, resnet = beliefs.of(job("bert")), beliefs.of(job("resnet"))
+    slowdowns = Slowdowns(pairs)
+    bert, resnet = slowdowns.of(job("bert")), slowdowns.of(job("resnet"))
     assert bert.own_slowdown is not None
     predicted = float(bert.own_slowdown[resnet.interference_class])
     pairs.enter("bert", "resnet", "ml", 0.27, NOW, measured=True)
-    assert beliefs.settle() >= {bert.interference_class, resnet.interference_class}
+    assert slowdowns.settle() >= {bert.interference_class, resnet.interference_class}
     assert bert.own_slowdown[resnet.interference_class] == 0.27
     # A load of the same model that was never seen before is believed to be alike.
-    heavy = beliefs.of(Job(id="ml/k", model="bert", gpu_utilisation=90.0))
-    beliefs.settle()
+    heavy = slowdowns.of(Job(id="ml/k", model="bert", gpu_utilisation=90.0))
+    slowdowns.settle()
     assert heavy.own_slowdown is not None
     assert heavy.own_slowdown[resnet.interference_class] == 0.27
     pairs.enter("vgg", "vgg", "ml", 0.2, NOW + 1, measured=True)
-    beliefs.settle()
+    slowdowns.settle()
     assert bert.own_slowdown[resnet.interference_class] == predicted
 
 

@@ -11,8 +11,8 @@ from test_queue_preemption import EAGER
 from scheduler_extender.cluster.gpu_claims import GpuClaims
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.quotas.config import Quota
+from scheduler_extender.verbs.answers import Verbs
 from scheduler_extender.verbs.binding import Binder
-from scheduler_extender.verbs.verbs import Verbs
 from tandem.contracts import names
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import GPU_JOBS, PODS

@@ -8,9 +8,9 @@ from queue_builders import load, pod
 from test_queue_controller import run
 from test_queue_preemption import SAVES, Training
 
-from scheduler_extender.cluster.beliefs import Beliefs
 from scheduler_extender.cluster.jobs import policy_job
 from scheduler_extender.cluster.ledger import Claim
+from scheduler_extender.cluster.slowdowns import Slowdowns
 from scheduler_extender.planning.planning import Planner
 from scheduler_extender.planning.questions import Question, Start, Victim
 from tandem.contracts.resources import Demand
@@ -36,7 +36,7 @@ class Exchange:
 
     def __init__(self, seed: int, *, shared: bool, most: int = 2) -> None:
         self.rng = np.random.default_rng(seed)
-        self.beliefs = Beliefs()
+        self.slowdowns = Slowdowns()
         nodes, per_node = int(self.rng.integers(1, 5)), 4
         self.snapshot = Snapshot.from_rows(
             [(f"n{n}", f"GPU-{n}-{g}", 80.0) for n in range(nodes) for g in range(per_node)],
@@ -73,7 +73,7 @@ class Exchange:
         size = int(self.rng.choice([1, 1, 1, 2, 4], 1)[0])
         demand = Demand(gpus_per_pod=1, gang_size=min(size, gpus), checkpoint=True)
         job = policy_job(f"default/j{index}", demand, about, queued_at_s=NOW - 5000 + index)
-        return self.beliefs.of(job, about)
+        return self.slowdowns.of(job, about)
 
     def _run_some(self, most: int) -> None:
         used = np.zeros(len(self.snapshot.gpus), dtype=np.int64)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import httpx
 import pytest
 from queue_builders import load
-from test_queue_beliefs import Predictor as Pairs
 from test_queue_controller import Cluster
+from test_queue_slowdowns import Predictor as Pairs
 
 from predictor.service.app import create_app
 from predictor.service.config import PredictorConfig

@@ -10,7 +10,7 @@ from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.planning.explaining import named
 from scheduler_extender.queue.pods.preemption import BUDGETS
-from scheduler_extender.verbs.verbs import Verbs
+from scheduler_extender.verbs.answers import Verbs
 from tandem.kube.errors import Conflict
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import GPU_JOBS, JOBS, NODES, PODS

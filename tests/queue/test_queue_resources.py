@@ -13,7 +13,7 @@ from test_queue_controller import SHARED, Cluster
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.queue.order.reason_writer import CHANGED_S
 from scheduler_extender.serving.api import explanation
-from scheduler_extender.verbs.verbs import Verbs
+from scheduler_extender.verbs.answers import Verbs
 from tandem.contracts import names
 from tandem.kube.resource import GPU_NODES, NODES, PODS
 from tandem.policy.catalog import load_profile

@@ -9,10 +9,10 @@ from queue_builders import GIB, load, raw_pod
 from test_queue_controller import Cluster, run
 from test_queue_preemption import EAGER, SAVES, Training
 
-from scheduler_extender.cluster.beliefs import KINDS_PER_NAMESPACE
+from scheduler_extender.cluster.slowdowns import KINDS_PER_NAMESPACE
 from scheduler_extender.learning.config import LearningConfig
 from scheduler_extender.learning.learned_state import believing
-from scheduler_extender.verbs.verbs import Verbs
+from scheduler_extender.verbs.answers import Verbs
 from tandem.contracts.prediction import InterferenceAnswer, PairSlowdown, Prediction
 from tandem.contracts.resources import Source
 from tandem.kube.resource import JOBS, PODS
@@ -348,7 +348,7 @@ def test_a_round_releases_the_kinds_that_no_job_uses_and_no_others() -> None:
 
     cluster = Kinds(profile=load_profile("tandem"))
     cluster.add_node("n0")
-    beliefs = cluster.state.beliefs
+    slowdowns = cluster.state.slowdowns
 
     def class_of(name: str) -> int:
         claims = cluster.state.ledger.counting().values()
@@ -365,13 +365,13 @@ def test_a_round_releases_the_kinds_that_no_job_uses_and_no_others() -> None:
         before = {name: class_of(name) for name in "ab"}
         for number in range(200):
             job = Job(id="default/x", model=f"gone{number}", gpu_utilisation=40.0)
-            beliefs.of(job)
-        assert beliefs.kinds == KINDS_PER_NAMESPACE
+            slowdowns.of(job)
+        assert slowdowns.kinds == KINDS_PER_NAMESPACE
         for _ in range(3):
             await cluster.cycle()
         # a and b run, c and d wait.
-        assert beliefs.kinds < KINDS_PER_NAMESPACE
-        assert {f"{name}@8" for name in "abcd"} <= set(beliefs.models)
+        assert slowdowns.kinds < KINDS_PER_NAMESPACE
+        assert {f"{name}@8" for name in "abcd"} <= set(slowdowns.models)
         assert {name: class_of(name) for name in "ab"} == before
         cluster.state.check()
 

@@ -10,7 +10,7 @@ from queue_builders import raw_pod
 from test_queue_controller import SHARED, Cluster
 from test_queue_resources import CHANGED_S, Mixed
 
-from scheduler_extender.verbs.verbs import Verbs
+from scheduler_extender.verbs.answers import Verbs
 from tandem.contracts import names
 from tandem.kube.resource import NODES, PODS
 from tandem.policy.catalog import load_profile

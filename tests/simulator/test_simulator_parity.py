@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "extender"))
 from extender_builders import NOW, gpu, gpu_node, pod
 
 from scheduler_extender.cluster.state import ClusterState
-from scheduler_extender.verbs.verbs import Verbs, read_pod
+from scheduler_extender.verbs.answers import Verbs, read_pod
 from scheduler_extender.verbs.wire import FILTER
 from tandem.policy.board import Board
 from tandem.policy.catalog import load_profile

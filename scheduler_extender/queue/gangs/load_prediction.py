@@ -92,7 +92,7 @@ class LoadPrediction:
         # Its effect on others is asked before it is planned next to them.
         known_by = kind_of_model(spec, prediction.load)
         job = policy_job("/".join(gang.key), spec.demand, prediction.load, kind=known_by)
-        self._state.beliefs.of(job, prediction.load)
+        self._state.slowdowns.of(job, prediction.load)
         await self._pricing.ask()
         return prediction
 
@@ -108,7 +108,7 @@ class LoadPrediction:
             sub_batches=parts,
             kind=kind_of_model(spec, load),
         )
-        self._state.beliefs.of(job, load)
+        self._state.slowdowns.of(job, load)
         await self._pricing.ask()
 
     def _kind_for(self, gang: Gang) -> GpuKind | None:

@@ -253,7 +253,7 @@ class Learning:
         if gang is None or gang.record is None:
             return False
         job = job_of("/".join(gang.key), gang.record.spec, gang.record.status)
-        job = self._state.beliefs.of(job, gang.record.status.load)
+        job = self._state.slowdowns.of(job, gang.record.status.load)
         away_from = {r.key for r in gpu.residents} - {resident.key}
         shunned = frozenset(
             pod.uid
@@ -346,9 +346,9 @@ class Learning:
         other = self._gangs.by_key.get(key)
         if gang.record is None or other is None or other.record is None:
             return float("inf")
-        beliefs = self._state.beliefs
+        slowdowns = self._state.slowdowns
         one, another = (
-            beliefs.of(each.worker, each.status.load) for each in (gang.record, other.record)
+            slowdowns.of(each.worker, each.status.load) for each in (gang.record, other.record)
         )
         if one.own_slowdown is None:
             return float("inf")

@@ -21,7 +21,7 @@ from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.writes import Object, Writer
 from scheduler_extender.queue.steps import lifecycle
-from scheduler_extender.verbs.verbs import BY_CLAIMS
+from scheduler_extender.verbs.answers import BY_CLAIMS
 from tandem.contracts import claims
 from tandem.contracts.claims import Allocation
 from tandem.contracts.resources import PodPlan

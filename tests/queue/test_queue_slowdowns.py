@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from queue_builders import load
 
-from scheduler_extender.cluster.beliefs import CLASSES, KINDS_PER_NAMESPACE, Beliefs
 from scheduler_extender.cluster.jobs import policy_job
 from scheduler_extender.cluster.ledger import Claim
+from scheduler_extender.cluster.slowdowns import CLASSES, KINDS_PER_NAMESPACE, Slowdowns
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.planning.remaining import expected_remaining_gpu_s
 from scheduler_extender.predictions import Pricing
@@ -43,9 +43,9 @@ class Predictor:
 
 
 def test_without_the_predictor_the_quadratic_in_total_utilisation_holds() -> None:
-    beliefs = Beliefs()
+    slowdowns = Slowdowns()
     light, heavy = load(), load().model_copy(update={"utilisation_percent": 90.0})
-    one, other = beliefs.of(job(light), light), beliefs.of(job(heavy), heavy)
+    one, other = slowdowns.of(job(light), light), slowdowns.of(job(heavy), heavy)
     expected = float(slowdown_over_commit(np.array([130.0]))[0]) - 1
     assert one.own_slowdown[other.interference_class] == pytest.approx(expected)
     assert other.own_slowdown[one.interference_class] == pytest.approx(expected)
@@ -54,18 +54,18 @@ def test_without_the_predictor_the_quadratic_in_total_utilisation_holds() -> Non
 
 
 def test_a_job_that_never_shares_and_one_of_a_known_class_are_left_as_they_are() -> None:
-    beliefs = Beliefs()
+    slowdowns = Slowdowns()
     whole = job(load().model_copy(update={"memory_source": Source.WHOLE_GPU}))
-    assert beliefs.of(whole) is whole
-    known = beliefs.of(job(load()), load())
-    assert beliefs.of(known, load()) is known
+    assert slowdowns.of(whole) is whole
+    known = slowdowns.of(job(load()), load())
+    assert slowdowns.of(known, load()) is known
 
 
 def test_what_the_predictor_says_takes_effect_between_rounds_on_jobs_that_are_there() -> None:
     state, predictor = ClusterState(now_s=0.0), Predictor()
     first, second = graph_load(40, 0.1), graph_load(60, 0.2)
-    one, other = state.beliefs.of(job(first), first), state.beliefs.of(job(second), second)
-    pricing = Pricing(predictor, state.beliefs, lambda: None, lambda: 100.0)
+    one, other = state.slowdowns.of(job(first), first), state.slowdowns.of(job(second), second)
+    pricing = Pricing(predictor, state.slowdowns, lambda: None, lambda: 100.0)
     before = float(other.own_slowdown[one.interference_class])
     asyncio.run(pricing.ask())
     assert other.own_slowdown[one.interference_class] == before
@@ -73,7 +73,7 @@ def test_what_the_predictor_says_takes_effect_between_rounds_on_jobs_that_are_th
     state.settle_beliefs()
     assert other.own_slowdown[one.interference_class] == 0.5
     assert one.own_slowdown[other.interference_class] == 0.1
-    assert not state.beliefs.settle()
+    assert not state.slowdowns.settle()
 
 
 def test_a_pair_out_of_distribution_is_planned_with_its_upper_bound() -> None:
@@ -87,34 +87,34 @@ def test_a_pair_out_of_distribution_is_planned_with_its_upper_bound() -> None:
                 pairs=[pair] * len(candidates), source=Source.FORMULA, out_of_distribution=True
             )
 
-    beliefs = Beliefs()
+    slowdowns = Slowdowns()
     first, second = graph_load(40, 0.1), graph_load(60, 0.2)
-    one, other = beliefs.of(job(first), first), beliefs.of(job(second), second)
-    asyncio.run(Pricing(Unsure(), beliefs, lambda: None, lambda: 100.0).ask())
-    beliefs.settle()
+    one, other = slowdowns.of(job(first), first), slowdowns.of(job(second), second)
+    asyncio.run(Pricing(Unsure(), slowdowns, lambda: None, lambda: 100.0).ask())
+    slowdowns.settle()
     assert other.own_slowdown[one.interference_class] == 1.5
     assert one.own_slowdown[other.interference_class] == 0.9
 
 
 def test_a_predictor_that_is_away_is_asked_again_later() -> None:
-    beliefs, predictor, now = Beliefs(), Predictor(), [100.0]
-    beliefs.of(job(graph_load(40, 0.1)), graph_load(40, 0.1))
-    pricing = Pricing(predictor, beliefs, lambda: None, lambda: now[0])
+    slowdowns, predictor, now = Slowdowns(), Predictor(), [100.0]
+    slowdowns.of(job(graph_load(40, 0.1)), graph_load(40, 0.1))
+    pricing = Pricing(predictor, slowdowns, lambda: None, lambda: now[0])
     predictor.away = True
     asyncio.run(pricing.ask())
     asyncio.run(pricing.ask())
     assert predictor.calls == [1]
     predictor.away, now[0] = False, 131.0
     asyncio.run(pricing.ask())
-    assert beliefs.settle()
+    assert slowdowns.settle()
 
 
 def test_when_there_is_no_more_room_the_utilisation_alone_counts() -> None:
-    beliefs = Beliefs()
+    slowdowns = Slowdowns()
     for index in range(2 * CLASSES):
         about = graph_load(index % 101, 0.1 + index)
-        beliefs.of(job(about), about)
-    assert len(beliefs.models) <= CLASSES
+        slowdowns.of(job(about), about)
+    assert len(slowdowns.models) <= CLASSES
 
 
 def test_what_is_left_is_learned_from_those_that_had_more() -> None:
@@ -135,89 +135,89 @@ def kind(number: int, namespace: str = "default") -> tuple[Job, Load]:
 DEMAND = Demand(gpus_per_pod=1, model="m")
 
 
-def learned(beliefs: Beliefs, number: int) -> bool:
+def learned(slowdowns: Slowdowns, number: int) -> bool:
     """Learn of a new kind that it is slow next to kind 0; say whether its jobs believe that."""
     own = f"m{number}"
     for namespace in ("x", "y", "z"):
-        beliefs.pairs.enter(own, "m0", namespace, 0.3, float(number), measured=True)
+        slowdowns.pairs.enter(own, "m0", namespace, 0.3, float(number), measured=True)
     job, about = kind(number, "newcomer")
-    slow, fast = beliefs.of(job, about), beliefs.of(*kind(0))
-    beliefs.settle()
+    slow, fast = slowdowns.of(job, about), slowdowns.of(*kind(0))
+    slowdowns.settle()
     return float(slow.own_slowdown[fast.interference_class]) == pytest.approx(0.3)
 
 
 def test_classes_that_no_job_uses_make_room_for_new_kinds_that_are_learned_of() -> None:
-    beliefs = Beliefs()
-    in_use = beliefs.of(*kind(0)).interference_class
+    slowdowns = Slowdowns()
+    in_use = slowdowns.of(*kind(0)).interference_class
     for number in range(1, 3 * CLASSES):
-        beliefs.of(*kind(number, f"ns{number % 40}"))
-        if beliefs.crowded():
-            assert in_use not in beliefs.release({in_use})
-    assert learned(beliefs, 5000)
-    assert len(beliefs.models) <= CLASSES
-    assert beliefs.of(*kind(0)).interference_class == in_use
+        slowdowns.of(*kind(number, f"ns{number % 40}"))
+        if slowdowns.crowded():
+            assert in_use not in slowdowns.release({in_use})
+    assert learned(slowdowns, 5000)
+    assert len(slowdowns.models) <= CLASSES
+    assert slowdowns.of(*kind(0)).interference_class == in_use
 
 
 def test_one_namespace_takes_no_room_from_the_others() -> None:
-    beliefs = Beliefs()
-    beliefs.of(*kind(0))
-    held = {beliefs.of(*kind(n, "flood")).interference_class for n in range(1, 2 * CLASSES)}
+    slowdowns = Slowdowns()
+    slowdowns.of(*kind(0))
+    held = {slowdowns.of(*kind(n, "flood")).interference_class for n in range(1, 2 * CLASSES)}
     # All of them are in use, so none is released; a new kind of another namespace has its class.
-    beliefs.release(held)
-    assert beliefs.kinds <= KINDS_PER_NAMESPACE + 1
-    assert learned(beliefs, 5000)
+    slowdowns.release(held)
+    assert slowdowns.kinds <= KINDS_PER_NAMESPACE + 1
+    assert learned(slowdowns, 5000)
 
 
 def test_a_class_that_is_used_again_knows_nothing_of_the_kind_before() -> None:
-    beliefs, before = Beliefs(), Beliefs()
-    first, other = beliefs.of(*kind(1)), beliefs.of(*kind(2))
-    asked = beliefs.to_ask()
+    slowdowns, before = Slowdowns(), Slowdowns()
+    first, other = slowdowns.of(*kind(1)), slowdowns.of(*kind(2))
+    asked = slowdowns.to_ask()
     assert asked is not None
     pair = PairSlowdown(job_slowdown=0.9, partner_slowdown=0.9)
-    beliefs.pairs.enter("m1", "m2", "default", 0.2, 0.0, measured=True)
+    slowdowns.pairs.enter("m1", "m2", "default", 0.2, 0.0, measured=True)
     # Classes in a request that is under way are not released: its answer is about them.
-    beliefs._crowded = True
-    assert not beliefs.release(set()) & {first.interference_class}
+    slowdowns._crowded = True
+    assert not slowdowns.release(set()) & {first.interference_class}
     index, _, others, candidates = asked
-    beliefs.said(
+    slowdowns.said(
         index, others, InterferenceAnswer(pairs=[pair] * len(candidates), source=Source.MODEL)
     )
     for number in range(3, 200):
-        beliefs.of(*kind(number))
-    released = beliefs.release({other.interference_class})
+        slowdowns.of(*kind(number))
+    released = slowdowns.release({other.interference_class})
     assert first.interference_class in released
-    beliefs.settle()
-    again = {beliefs.of(*kind(300 + n)).interference_class: 300 + n for n in range(len(released))}
+    slowdowns.settle()
+    again = {slowdowns.of(*kind(300 + n)).interference_class: 300 + n for n in range(len(released))}
     assert first.interference_class in again
     number = again[first.interference_class]
     fresh = before.of(*kind(number)), before.of(*kind(2))
     expected = fresh[0].own_slowdown[fresh[1].interference_class]
-    slow = beliefs.of(*kind(number)).own_slowdown[other.interference_class]
+    slow = slowdowns.of(*kind(number)).own_slowdown[other.interference_class]
     assert slow == pytest.approx(expected)
 
 
 def test_what_a_namespace_learned_for_itself_holds_next_to_kinds_that_come_later() -> None:
-    beliefs = Beliefs()
-    beliefs.pairs.enter("m1", "m2", "default", 0.3, 0.0, measured=False)
-    first = beliefs.of(*kind(1))
-    later = beliefs.of(*kind(2))
-    beliefs.settle()
+    slowdowns = Slowdowns()
+    slowdowns.pairs.enter("m1", "m2", "default", 0.3, 0.0, measured=False)
+    first = slowdowns.of(*kind(1))
+    later = slowdowns.of(*kind(2))
+    slowdowns.settle()
     assert first.own_slowdown[later.interference_class] == pytest.approx(0.3)
-    beliefs.of(*kind(3))
-    beliefs.settle()
-    other = beliefs.of(*kind(3)).interference_class
+    slowdowns.of(*kind(3))
+    slowdowns.settle()
+    other = slowdowns.of(*kind(3)).interference_class
     assert np.isfinite(first.own_slowdown[other])
 
 
 def test_the_state_releases_only_what_no_claim_and_no_waiting_job_uses() -> None:
     state = ClusterState(now_s=0.0)
-    waiting, _ = [state.beliefs.of(*kind(n)) for n in (1, 2)]
-    bound = state.beliefs.of(*kind(3))
+    waiting, _ = [state.slowdowns.of(*kind(n)) for n in (1, 2)]
+    bound = state.slowdowns.of(*kind(3))
     state.reserve("uid", Claim("n0", ("GPU-0",), bound))
     for number in range(10, 10 + KINDS_PER_NAMESPACE):
-        state.beliefs.of(*kind(number))
+        state.slowdowns.of(*kind(number))
     assert state.settle_beliefs([waiting])
-    assert not state.beliefs.crowded()
-    kept = set(state.beliefs._owner)
+    assert not state.slowdowns.crowded()
+    kept = set(state.slowdowns._owner)
     assert {waiting.interference_class, bound.interference_class} <= kept
     assert not state.settle_beliefs([waiting])

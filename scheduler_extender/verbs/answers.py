@@ -339,7 +339,7 @@ class Verbs:
     def _version(self, job: Job, uid: str) -> object:
         """Return what `_evaluate` depends on: while it is equal, so is the evaluation."""
         state = self._state
-        return uid, job, state.table.generation, state.beliefs.pairs.version, len(state.gpus)
+        return uid, job, state.table.generation, state.slowdowns.pairs.version, len(state.gpus)
 
     def _refusals(self, pod: PodInfo, slots: Ints, evaluation: Evaluation) -> Iterable[Buffer]:
         """Return why nodes were refused, as members: the first few by GPU, the rest in common."""

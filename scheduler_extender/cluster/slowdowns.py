@@ -39,7 +39,7 @@ _Key = tuple[str | float, ...]
 _Experience = tuple[str, str, int]  # namespace, model, class
 
 
-class Beliefs:
+class Slowdowns:
     """Classes of loads, and the slowdown of each next to each. Runs on the event loop.
 
     Jobs carry views of the table, so that what is learned reaches them all. Answers take effect by
