@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from benchmarks.pages import keep_current
@@ -41,6 +42,7 @@ _WORD = re.compile(r"[A-Za-z]{2,}.*\s.*[A-Za-z]{2,}")
 _SCRIPT = re.compile(r"\"([^\"\\\n]{8,})\"|>([^<>$`{}\n]{8,})<|`([^`<>\n]{8,})`")
 
 
+@cache
 def texts() -> dict[str, list[str]]:
     """Return the texts by file, in the order in which they stand there."""
     found: dict[str, list[str]] = {}
