@@ -50,13 +50,13 @@ $(RUNNABLE): requirements-run.lock requirements-build.lock pyproject.toml $(KERN
 
 setup: $(READY) ## Make the virtual environment (done by every other target when needed)
 
-check: $(READY) ## Format, lint, types, layers, fast tests: a minute on two cores
+check: $(READY) ## Format, lint, types, layers, fast tests: two minutes on two cores
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m benchmarks.sources
-	@$(BIN)/pytest -m "not slow and not controlplane and not browser" -n 2
+	@$(BIN)/pytest -m "not slow and not long and not controlplane and not browser" -n 2
 
 test: $(READY) ## Everything: checks, fast and slow tests, the suite on a real control plane
 	@$(BIN)/ruff format --check .

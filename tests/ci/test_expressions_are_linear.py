@@ -158,6 +158,7 @@ PLACES: dict[str, Callable[[], Iterator[Found]]] = {
 AT_LEAST = {"tandem": 10, "scheduler_extender": 5, "predictor": 6, "page": 1}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", PLACES)
 def test_expressions_take_steps_in_proportion_to_the_text(place: str) -> None:
     found = set(PLACES[place]())

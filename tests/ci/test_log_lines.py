@@ -96,6 +96,7 @@ def test_every_value_is_an_argument_of_its_line(package: str) -> None:
     assert not wrong
 
 
+@pytest.mark.long
 def test_every_service_logs_in_this_way() -> None:
     configured = []
     for package in SERVICES:

@@ -40,6 +40,7 @@ def test_a_circle_is_an_error_that_names_the_packages() -> None:
         in_order(_imports(a__low__three="from a.high import two"))
 
 
+@pytest.mark.long
 def test_the_picture_is_drawn_and_equal_code_gives_equal_files(tmp_path: Path) -> None:
     for name in ("one.svg", "two.svg"):
         picture(_imports(), tmp_path / name)

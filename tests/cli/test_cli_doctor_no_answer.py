@@ -98,6 +98,7 @@ def test_an_api_server_whose_answer_never_ends(
     assert "within 5 s" in found["says"]
 
 
+@pytest.mark.long
 def test_a_login_program_that_never_ends(tmp_path: Path, serve: Serve) -> None:
     user = {
         "exec": {

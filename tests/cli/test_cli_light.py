@@ -159,6 +159,7 @@ def test_every_command_explains_itself_without_any_extra() -> None:
         assert code == 0, (path, said)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "package", "extra"),
     [

@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
 from extender_builders import NOW, gpu, gpu_node
 
 from scheduler_extender.cluster import parsing
@@ -64,6 +65,7 @@ def test_a_node_that_reports_without_end_has_a_few_reports_read(monkeypatch: Any
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_an_agent_that_reports_each_second_has_every_report_read(monkeypatch: Any) -> None:
     async def scenario() -> None:
         reports = Reports(monkeypatch)
@@ -90,6 +92,7 @@ def test_a_node_that_comes_back_is_read_at_once(monkeypatch: Any) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_of_made_up_gpus_without_end_64_are_read_and_none_holds_the_loop() -> None:
     many = [gpu(f"GPU-{number}", pods=USES * 100) for number in range(14_000)]
     record = parsing.parse_gpu_node(gpu_node("stolen", *many))

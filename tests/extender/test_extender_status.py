@@ -220,6 +220,7 @@ def test_a_job_of_many_pods_is_encoded_in_short_parts_and_shown_by_name(
     assert shown == [f"large-{number:02}" for number in range(45)]
 
 
+@pytest.mark.long
 def test_the_first_question_for_changes_imports_nothing() -> None:
     """An import holds the event loop: np.unique takes 95 ms when it is called first."""
     script = """
@@ -1097,6 +1098,7 @@ def test_objects_of_other_tenants_are_not_there_for_a_tenant(site: Site) -> None
     asyncio.run(script())
 
 
+@pytest.mark.long
 def test_a_stream_sends_the_view_and_then_its_changes_and_ends_in_time(site: Site) -> None:
     app = app_of(site, stream_s=1.0)
 

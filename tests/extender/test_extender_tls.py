@@ -137,6 +137,7 @@ def test_half_of_it_is_refused(tmp_path: Path, given: dict[str, str], said: str)
         read_config(path)
 
 
+@pytest.mark.long
 def test_files_that_are_not_there_end_it_with_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "extender.yaml"
     files = {"tls_cert": str(tmp_path / "no.crt"), "tls_key": str(tmp_path / "no.key")}

@@ -251,6 +251,7 @@ def test_another_namespace_is_used_everywhere() -> None:
     assert "tandem-webhook.gpu-system.svc" in text
 
 
+@pytest.mark.long
 def test_cert_manager_makes_the_certificate_where_it_is_asked_to() -> None:
     with_it = ("--set", "webhook.certManager.enabled=true")
     hosts = ("--set", "webhook.serviceNames={localhost,10.0.0.5}")

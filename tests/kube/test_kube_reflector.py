@@ -255,6 +255,7 @@ def test_errors_of_the_server_neither_stop_nor_empty_the_mirror(serve):
         assert mirror.reflector.lists == 2
 
 
+@pytest.mark.long
 def test_a_storm_of_errors_is_met_with_few_requests(serve):
     """410 to every watch: at most one request per interval, two at the start."""
     interval_s = 0.3

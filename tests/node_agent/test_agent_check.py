@@ -68,6 +68,7 @@ def clock(driver):
     return check.Clock(lambda: driver.now_s, lambda s: driver.advance(max(s, 1e-4)), stamp)
 
 
+@pytest.mark.long
 def test_all_holds_on_a_gpu_that_does_what_the_script_says(driver, clock, tmp_path):
     assert check.run(StubLoad(driver), tmp_path, 61.0, clock)
     report = json.loads((tmp_path / "agent-check.json").read_text())
@@ -78,6 +79,7 @@ def test_all_holds_on_a_gpu_that_does_what_the_script_says(driver, clock, tmp_pa
     assert "| who is asked to go |" in (tmp_path / "agent-check.md").read_text()
 
 
+@pytest.mark.long
 def test_what_does_not_do_as_the_script_says_is_found(driver, clock, tmp_path):
     assert not check.run(StubLoad(driver, wrong=0.7), tmp_path, 61.0, clock)
     findings = json.loads((tmp_path / "agent-check.json").read_text())["findings"]

@@ -111,6 +111,7 @@ def gpu(driver: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_what_waits_for_data_is_seen_and_what_waits_for_small_kernels_is_not(
     gpu: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

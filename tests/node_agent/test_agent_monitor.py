@@ -533,6 +533,7 @@ def fails(driver, pods, uid, *, after_s=0.0, **end):
     pods[uid] = replace(pods[uid], ends=(ContainerEnd(**end),))
 
 
+@pytest.mark.long
 def test_failure_on_a_full_gpu_is_put_down_to_who_outgrew(node, driver, crowded):
     driver.state.processes[0] = StubProcess(0, 7, 51 * GIB)
     one = node(crowded)

@@ -52,6 +52,7 @@ def test_connections_that_stay_take_a_bounded_number_of_threads(port):
         one.close()
 
 
+@pytest.mark.long
 def test_a_flood_ends_its_own_connections_and_not_the_kubelets(port):
     kubelet = connect(port, "127.0.0.2")
     kubelet.sendall(b"GET /healthz HTTP/1.1\r\nHost: agent\r\n")
@@ -63,6 +64,7 @@ def test_a_flood_ends_its_own_connections_and_not_the_kubelets(port):
         one.close()
 
 
+@pytest.mark.long
 def test_a_client_that_sends_a_byte_now_and_then_is_dropped(port, monkeypatch):
     monkeypatch.setattr(module, "CONNECTION_MAX_S", 0.5)
     slow = connect(port)
@@ -76,6 +78,7 @@ def test_a_client_that_sends_a_byte_now_and_then_is_dropped(port, monkeypatch):
     slow.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("length", ["²", "9" * 5000, "-1", "1e3", ""])
 def test_a_length_that_is_no_small_number_is_refused(port, length):
     with connect(port) as client:

@@ -277,6 +277,7 @@ def test_constraints_without_a_compiled_form_are_left_to_python(name: str) -> No
     assert (compiled_cycle(board, pipeline) is not None) == has_form
 
 
+@pytest.mark.long
 @boards
 @settings(max_examples=25, deadline=None)
 def test_of_two_bounds_on_interference_the_lower_one_is_compiled(

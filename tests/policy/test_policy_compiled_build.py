@@ -84,6 +84,7 @@ def test_this_checkout_has_the_kernel_of_its_source(monkeypatch: pytest.MonkeyPa
     assert loader.library.__wrapped__() is not None, "`touch hatch_build.py && make setup`"
 
 
+@pytest.mark.long
 def test_what_is_built_loads_and_knows_its_source(checkout: Path) -> None:
     folder = checkout / FOLDER
     hook.build(folder)
@@ -159,6 +160,7 @@ def test_a_source_that_does_not_compile_ends_the_build(checkout: Path) -> None:
     assert not (checkout / FOLDER / hook.LIBRARY).exists()
 
 
+@pytest.mark.long
 def test_a_source_whose_function_is_nowhere_ends_the_build(checkout: Path) -> None:
     with (checkout / FOLDER / hook.SOURCE).open("a") as source:
         source.write("int nowhere(void); int asked(void) { return nowhere(); }\n")
@@ -174,6 +176,7 @@ def test_who_does_not_want_the_kernel_builds_none(
         hook.build(checkout / FOLDER)
 
 
+@pytest.mark.long
 def test_who_does_not_want_the_kernel_gets_none(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +188,7 @@ def test_who_does_not_want_the_kernel_gets_none(
     assert module_of(checkout / FOLDER / "library.py").library() is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", [hook.SOURCE, "board.h"])
 def test_a_kernel_of_another_source_is_not_used(checkout: Path, part: str) -> None:
     folder = checkout / FOLDER
@@ -201,6 +205,7 @@ def test_a_kernel_of_another_source_is_not_used(checkout: Path, part: str) -> No
     assert module_of(again / "library.py").library() is not None
 
 
+@pytest.mark.long
 def test_an_installation_without_the_source_has_nothing_to_compare(checkout: Path) -> None:
     hook.build(checkout / FOLDER)
     (checkout / FOLDER / hook.SOURCE).unlink()

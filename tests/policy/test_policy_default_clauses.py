@@ -145,6 +145,7 @@ def test_a_strict_bound_holds_also_where_the_peaks_fit_together(
     assert bound(a_job("new", **peaks), gpus).tolist() == [allowed]
 
 
+@pytest.mark.long
 def test_each_clause_decides_something_on_random_boards() -> None:
     named = ("horus cost", "interference", "collision", "queues")
     found = on_boards(200)

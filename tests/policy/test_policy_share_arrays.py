@@ -186,6 +186,7 @@ def filled_one_by_one(board: Board, equal_worth: float) -> list[tuple[int, tuple
     return done
 
 
+@pytest.mark.long
 @boards
 @settings(max_examples=150, deadline=None)
 @pytest.mark.parametrize("equal_worth", [0.0, 0.2])

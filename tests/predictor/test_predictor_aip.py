@@ -66,6 +66,7 @@ def test_the_kind_with_the_least_error_on_unseen_models_is_published_and_serves(
     assert opened(parts, PART).predict(known) == pytest.approx(learner.predict(known), abs=0.01)
 
 
+@pytest.mark.long
 def test_what_is_not_storable_is_compared_and_not_published(tmp_path, monkeypatch) -> None:
     every = candidates()
     kept = {

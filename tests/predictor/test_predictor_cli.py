@@ -48,6 +48,7 @@ def tandem(*arguments, server=None):
     return result.stdout
 
 
+@pytest.mark.long
 def test_a_model_goes_in_and_comes_out(server):
     assert "25.61 M" in tandem("model", "push", RESNET, "--name", "resnet-50", server=server)
     listed = json.loads(tandem("model", "list", "--json", server=server))

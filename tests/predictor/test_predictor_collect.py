@@ -261,6 +261,7 @@ def test_the_command_line(tmp_path):
 # --- NVML -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_figures_of_the_driver_through_a_simulated_library(tmp_path):
     from node_agent.stub import StubGpu, StubState, build, environment
 

@@ -26,11 +26,13 @@ def measured():
     return hopper.profiles("h100")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("card", hopper.CARDS)
 def test_the_page_is_what_the_measurements_say(card):
     assert (PAGES / f"{card}.md").read_text() == hopper.page(card)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("card", hopper.CARDS)
 @pytest.mark.parametrize("learned", [False, True])
 def test_errors_are_below_the_bars(card, learned):

@@ -382,6 +382,7 @@ def _try_damaged(sandbox: Sandbox, damage, count: int, seed: str) -> dict[str, f
     return {**outcomes, "longest_s": round(longest, 1)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("damage", "count"), [(mutate, 90), (distort, 30)])
 def test_damaged_graphs_never_harm_the_service(sandbox, damage, count):
     _try_damaged(sandbox, damage, count, seed="1")

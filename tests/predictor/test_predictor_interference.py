@@ -204,6 +204,7 @@ def test_the_shipped_model_leaves_loads_unlike_its_own_to_the_formula(utilisatio
     assert speeds == pytest.approx(taken_turns(equal, 0.1, step_s))
 
 
+@pytest.mark.long
 def test_a_model_without_a_domain_answers_nothing(trained):
     """Nothing says where its figures hold."""
     parts, card = serving(trained, KIND)

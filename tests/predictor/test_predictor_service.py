@@ -300,6 +300,7 @@ def asking(app):
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
+@pytest.mark.long
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("name", "every_s"), [("UPLOAD_IDLE_S", None), ("UPLOAD_S", 0.01)], ids=["silent", "dripping"]

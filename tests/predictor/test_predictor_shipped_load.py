@@ -125,6 +125,7 @@ def test_half_of_the_measured_pairs_that_gain_may_share_and_few_are_harmed():
     assert sum(kept) / len(kept) > 0.88
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", ["sha256", "missing", "card"])
 def test_without_it_the_formula_answers_and_the_log_says_why(tmp_path, caplog, damage):
     shutil.copytree(SHIPPED, tmp_path / "data")

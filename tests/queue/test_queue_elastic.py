@@ -164,6 +164,7 @@ def test_an_elastic_job_gets_smaller_before_it_is_stopped_and_grows_back(
     run(scenario)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("least", [1, 2])
 def test_it_grows_into_idle_gpus_and_stops_no_other_job_for_that(least: int) -> None:
     """The other job has had more service, and would give way to a job that starts."""

@@ -91,6 +91,7 @@ def most_in_a_second(times: list[float]) -> int:
     return max(Counter(times).values())
 
 
+@pytest.mark.long
 def test_240_waiting_gangs_cause_each_event_once_within_the_budget() -> None:
     queue = Queue(**{f"team{i}": 24 for i in range(10)})
     queue.run(600)

@@ -290,6 +290,7 @@ def test_who_waits_learns_when_it_is_expected_to_start(monkeypatch: pytest.Monke
     run(scenario)
 
 
+@pytest.mark.long
 def test_a_forecast_that_fails_is_counted_and_the_last_one_withdrawn_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

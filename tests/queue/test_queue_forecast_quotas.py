@@ -74,6 +74,7 @@ def test_a_job_that_finds_no_place_keeps_no_room_under_the_cap() -> None:
     assert found == {"a/next": (0.0, 0.0)}
 
 
+@pytest.mark.long
 def test_what_if_a_namespace_had_another_quota() -> None:
     picture, jobs, names = pictured(
         FIFO, 2, [job("a/runs")], [job("a/waits", at=1.0)],
@@ -90,6 +91,7 @@ def test_what_if_a_namespace_had_another_quota() -> None:
     assert start_s(Change(limits=Limits(share=1, borrow=False))) == 100.0
 
 
+@pytest.mark.long
 def test_what_if_there_were_a_quota_at_all() -> None:
     picture, jobs, names = pictured(
         FIFO, 2, [job("a/runs")], [job("a/waits", at=1.0)],

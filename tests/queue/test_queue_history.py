@@ -232,6 +232,7 @@ class Limited(MemoryCluster):
             raise Invalid(422, f"data: Too long: must have at most {self.most} bytes")
 
 
+@pytest.mark.long
 def test_all_that_may_be_kept_fits_and_comes_back_whole() -> None:
     api = Limited()
     learned, pairs, memory = at_all_bounds()
@@ -249,6 +250,7 @@ def test_all_that_may_be_kept_fits_and_comes_back_whole() -> None:
     assert api.get(CONFIG_MAPS, NAME, "tandem-system")["metadata"]["resourceVersion"] == version
 
 
+@pytest.mark.long
 def test_what_others_keep_in_it_stays_and_counts() -> None:
     api = Limited()
     quotas = {"quotaGpuSeconds": "x" * 400_000}

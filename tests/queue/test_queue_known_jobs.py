@@ -158,6 +158,7 @@ class Busy(Training):
         return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("profile", ["tandem", "tandem-guarded"])
 def test_a_board_of_kept_jobs_is_the_board_drawn_anew(
     profile: str, seed: int, monkeypatch: pytest.MonkeyPatch

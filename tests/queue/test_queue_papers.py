@@ -147,6 +147,7 @@ def test_only_this_system_decides_like_this(scenario: Scenario) -> None:
     assert alike == [scenario.system], scenario.section
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.system)
 def test_the_nearest_other_profile_decides_as_is_said_of_it(scenario: Scenario) -> None:
     """On the control plane only this one is tried besides the scenario's own."""

@@ -151,6 +151,7 @@ class Exchange:
         return sorted(self.rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "most"), [*((name, 2) for name in PROFILES), ("tandem", 3), ("tandem-guarded", 3)]
 )
@@ -180,6 +181,7 @@ UNIT_S = 20.0
 PAPER = (("one", 2, 2), ("two", 1, 8), ("three", 2, 6))  # [Tiresias] Fig. 7: GPUs, units
 
 
+@pytest.mark.long
 def test_the_papers_three_jobs_under_plain_2d_las_end_as_in_the_simulator() -> None:
     """Slices of a unit, time by the second: a preemption costs two seconds, in both worlds."""
     profile = load_profile("tiresias-l")

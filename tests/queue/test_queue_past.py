@@ -198,6 +198,7 @@ def test_rows_and_single_jobs_of_a_day_are_bounded_and_no_tenant_takes_those_of_
     assert any(job["namespace"] == "quiet" for job in day.jobs)
 
 
+@pytest.mark.long
 def test_ten_thousand_jobs_a_day_fit_into_a_config_map_several_times() -> None:
     """With 2,500 open jobs at midnight, the ends of an hour, and names that do not repeat."""
     random = Random(1)
@@ -279,6 +280,7 @@ def test_a_standby_answers_as_the_leader_does() -> None:
     assert answers[0]["total"]["heldGpuSeconds"] == pytest.approx(500 + 620)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_sums_are_the_pods_own_times_whichever_replica_is_killed(seed: int) -> None:
     random, world, numbers = Random(seed), World(), iter(range(10_000))
@@ -327,6 +329,7 @@ def test_the_sums_are_the_pods_own_times_whichever_replica_is_killed(seed: int) 
         )
 
 
+@pytest.mark.long
 def test_a_thousand_jobs_over_days_of_kills_takeovers_and_failed_writes() -> None:
     """Every job is in the report once, with the time that its pods' own records have."""
     random, world, open_jobs, made = Random(7), World(), list[str](), 0

@@ -61,6 +61,7 @@ class Drawn(Training):
                 self.new_pod(name, PAPER[name][0], SAVES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(10))
 def test_the_papers_three_jobs_end_in_their_order_whenever_the_rounds_fall(seed: int) -> None:
     drawn = Drawn(seed)

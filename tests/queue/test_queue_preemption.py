@@ -156,6 +156,7 @@ def test_a_job_that_takes_the_name_of_another_begins_anew() -> None:
     run(scenario)
 
 
+@pytest.mark.long
 def test_the_papers_three_jobs_give_way_in_turn() -> None:
     """[Tiresias] Fig. 7, boundary at four units of 25 s: two runs, three, two again, three."""
     cluster = Training(profile=tiresias(100.0))

@@ -45,6 +45,7 @@ class Stream(Training):
                 self.ends[name] = self.now + SHORT_S
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backlog", [2, 20])
 @pytest.mark.parametrize("within", ["list", "first_start"])
 def test_a_starved_job_is_promoted_in_time_and_starts_next(backlog: int, within: str) -> None:

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from contextlib import suppress
 
+import pytest
 from queue_builders import raw_pod
 from test_queue_controller import Cluster, run
 
@@ -73,6 +74,7 @@ class Site(Cluster):
         return [not self.gated(name) for name in pods]
 
 
+@pytest.mark.long
 def test_random_gangs_start_whole_and_none_that_first_fit_would_place_waits(seed: int) -> None:
     rng = random.Random(seed)
 

@@ -188,6 +188,7 @@ def test_a_declared_need_raises_the_micro_batches_as_well() -> None:
     run(scenario)
 
 
+@pytest.mark.long
 def test_a_stream_of_small_jobs_does_not_starve_one_that_needs_whole_gpus() -> None:
     """The default profile fills every share as it falls free; `reserve_after_s` ends that."""
     settings = EAGER.model_copy(update={"reserve_after_s": 600.0, "max_preemptions_per_hour": 0})

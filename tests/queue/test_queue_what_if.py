@@ -186,6 +186,7 @@ def test_the_predictor_says_what_a_job_needs_at_another_batch_size() -> None:
     run(scenario)
 
 
+@pytest.mark.long
 def test_an_answer_has_the_load_of_both_batch_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Waiting()
 
@@ -244,6 +245,7 @@ def test_both_answers_have_the_same_chances() -> None:
     assert spans(*changed(picture, jobs, ROW, Change(gpus=1)), ROW) == now
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("profile", profile_names())
 def test_draws_that_go_on_from_one_beginning_are_as_those_that_each_begin(profile: str) -> None:
     """Bit by bit. Jobs that are preempted at time 0 have more to do from then on."""
@@ -261,6 +263,7 @@ def test_draws_that_go_on_from_one_beginning_are_as_those_that_each_begin(profil
     assert stopped or profile not in ("tandem", "tiresias-l"), "jobs are preempted at time 0"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("profile", ["fifo", "tandem", "tandem-guarded", "ojpap"])
 def test_the_end_depends_on_no_event_but_those_that_are_kept(
     profile: str, monkeypatch: pytest.MonkeyPatch
@@ -360,6 +363,7 @@ def test_what_simulates_ends_with_the_copies_that_it_has_made(
         fcntl.flock(lock, fcntl.LOCK_EX)  # each of them holds it until it has ended
 
 
+@pytest.mark.long
 def test_the_extender_answers_about_a_job_that_waits_and_about_no_other() -> None:
     cluster = Waiting()
 

@@ -92,6 +92,7 @@ def chart(head: Source, out: Path) -> Path:
         return parts.package_chart(head, tree, REGISTRY, DIGESTS, out)
 
 
+@pytest.mark.long
 def test_the_chart_names_its_images_by_digest_and_is_the_same_each_time(
     head: Source, tmp_path: Path
 ) -> None:

@@ -116,6 +116,7 @@ def test_figures_are_shown_even_where_the_disk_is_full_at_the_end(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_profiles_in_parallel_and_pictures(
     tandem: Callable[..., Done], trace: Path, tmp_path: Path
 ) -> None:

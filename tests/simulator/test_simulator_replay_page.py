@@ -45,6 +45,7 @@ def test_the_elastic_jobs_of_the_page_have_all_figures(
     assert figures["avg_jct_s"] == pytest.approx(86_400 * 60 / 36)
 
 
+@pytest.mark.long
 def test_the_commands_of_the_page_give_the_figures_that_it_explains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def random_trace(seed: int, *, asks: str) -> list[TraceJob]:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("profile", ["tandem", "fifo", "tiresias-g", "horus", "srtf"])
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=8, deadline=None)
