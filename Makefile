@@ -89,11 +89,11 @@ bench: $(READY) ## Latency of the verbs at 1,000 and 5,000 nodes; a queue of 10,
 
 chaos: $(READY) ## docs/chaos.md: every fault with its full counts on a real control plane (half a day)
 	@$(BIN)/tandem controlplane build
-	@$(BIN)/python -m benchmarks.chaos
+	@$(BIN)/python -m proof.chaos
 
 soak: $(READY) ## docs/soak.md: a day of jobs in an hour; memory and descriptors of the services
 	@$(BIN)/tandem controlplane build
-	@$(BIN)/python -m benchmarks.soak --page docs/soak.md
+	@$(BIN)/python -m proof.soak --page docs/soak.md
 
 real: $(READY) ## Tandem's images, chart and jobs on two real nodes: every fault, 200 jobs, the tutorial (needs root)
 	@$(BIN)/tandem controlplane build --real-nodes
@@ -166,7 +166,7 @@ CASES ?= 10000
 FUZZED = $(if $(filter 10000,$(CASES)),docs/chaos.md,.out/fuzz.md)
 fuzz: $(READY) ## docs/chaos.md: 10,000 mutated inputs at each boundary (CASES=, TANDEM_SEED=)
 	@mkdir -p .out
-	@TANDEM_FUZZ_CASES=$(CASES) $(BIN)/python -m benchmarks.chaos --only fuzz --page $(FUZZED) \
+	@TANDEM_FUZZ_CASES=$(CASES) $(BIN)/python -m proof.chaos --only fuzz --page $(FUZZED) \
 		--share $$(awk 'BEGIN { print $(CASES) / 10000 }') $${TANDEM_SEED:+--seed $$TANDEM_SEED}
 
 mutants: $(READY) ## docs/mutants.md: which small changes of the code no test notices (half an hour the first time, then minutes)

@@ -166,7 +166,7 @@ def table(found: dict[str, Any]) -> str:
 def page(found: dict[str, Any], rate: float) -> str:
     """Return the report."""
     return (
-        "# Soak\n\nWritten by `make soak` (`python -m benchmarks.soak`): "
+        "# Soak\n\nWritten by `make soak` (`python -m proof.soak`): "
         f"{found['seconds']:.0f} s of {found['submitted']} Jobs ({rate:g} a second, seed "
         f"{found['seed']}; {found['refused']} refused) on {GPUS} simulated GPUs, all of which came "
         f"to their end; {min(found['backlog'])} to {max(found['backlog'])} Jobs were there "
@@ -179,7 +179,7 @@ def page(found: dict[str, Any], rate: float) -> str:
 
 def main() -> None:
     """Soak, print the table, and write the page where that is asked for."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak")
+    parser = argparse.ArgumentParser(prog="python -m proof.soak")
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--rate", type=float, default=JOBS_PER_S, help="jobs a second")
     parser.add_argument("--seed", type=int, default=1)

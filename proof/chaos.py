@@ -141,7 +141,7 @@ def page(kept: dict[str, dict[str, Any]]) -> str:
     """Return the report."""
     parts = [
         "# Under fault",
-        "Written by `make chaos` (`python -m benchmarks.chaos`) from docs/chaos.json. Measured on "
+        "Written by `make chaos` (`python -m proof.chaos`) from docs/chaos.json. Measured on "
         "a real control plane (etcd, API server, controller manager, kube-scheduler; kwok plays "
         "the kubelets) with the services as processes. `make test` repeats each fault a few times "
         "with a seed that it prints; here are the larger counts. Times are medians in seconds, "
@@ -182,7 +182,7 @@ def _figures(figures: dict[str, Any]) -> str:
 
 def main() -> int:
     """Run the suites that were asked for, keep what they showed, write the page."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos")
+    parser = argparse.ArgumentParser(prog="python -m proof.chaos")
     parser.add_argument("--share", type=float, default=1.0, help="of the full counts; 1: all")
     parser.add_argument("--page", type=Path, default=PAGE, help="where it is written, with a .json")
     parser.add_argument("--only", nargs="*", choices=[suite.name for suite in SUITES])
