@@ -18,6 +18,9 @@ pods in the same time.
 
 With `--requests` the API server's audit log says who asked it for what on the whole path, by pod;
 writing it takes time, so that rates are measured without it.
+
+With `--claims` the GPUs of all nodes are handed over by ResourceClaims, which the plans allocate:
+each node has a ResourceSlice, as its agent publishes it.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -41,7 +44,10 @@ from benchmarks.verbs import cpu_s, machine
 from controlplane import ControlPlane, Node, manifests, wait_until
 from controlplane.gpus import report_gpus
 from controlplane.installation import Installation, plain_verbs
+from node_agent.dra import DRIVER
+from node_agent.dra.devices import devices
 from tandem.contracts import names
+from tandem.contracts.resources import GPUNodeStatus
 from tandem.errors import TandemError
 
 BAR, STRETCH = 1.0, 1.5
@@ -54,6 +60,7 @@ PLAN_LIFE_S = 900
 ALONE = 40  # single pods on the idle cluster
 _PARALLEL = 16
 _SHOWN_MS = 0.5  # of a pod's CPU time
+_SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 
 @dataclass(frozen=True)
@@ -125,18 +132,31 @@ class Waiting:
 class Bench:
     """A plane with nodes and GPUs; each way in a namespace of its own.
 
-    `source` is the checkout whose services are measured, ours by default.
+    `source` is the checkout whose services are measured, ours by default. `claims`: whether GPUs
+    are handed over by ResourceClaims.
     """
 
     def __init__(
-        self, plane: ControlPlane, folder: Path, nodes: int, pods: int, source: Path | None = None
+        self,
+        plane: ControlPlane,
+        folder: Path,
+        nodes: int,
+        pods: int,
+        source: Path | None = None,
+        *,
+        claims: bool = False,
     ) -> None:
         self.plane = plane
         self.nodes, self.pods = nodes, pods
         checkout = {"source": source} if source is not None else {}
-        self.installation = Installation(plane, folder, **checkout)
+        config = {"admission": {"gpu_claims": True}} if claims else {}
+        values = {"scheduler": {"extender": {"config": config}}}
+        self.installation = Installation(plane, folder, values=values, **checkout)
         self.installation.apply_manifests()
-        report_gpus(plane.http, [f"n{i}" for i in range(nodes)], GPUS, noted=True)
+        names_of_nodes = [f"n{i}" for i in range(nodes)]
+        report_gpus(plane.http, names_of_nodes, GPUS, noted=True, claims=claims)
+        #: Objects and bytes of JSON that say what may be claimed.
+        self.slices = publish_slices(plane, names_of_nodes) if claims else (0, 0)
 
     def measure(self, way: str) -> Measured:
         """Measure one way."""
@@ -317,6 +337,28 @@ class Bench:
                 pass
 
 
+def publish_slices(plane: ControlPlane, nodes: Sequence[str]) -> tuple[int, int]:
+    """Create the ResourceSlice of each node by its GPUNode; return their number and their bytes."""
+
+    def publish(node: str) -> int:
+        found = plane.http.get(f"/apis/{names.API_VERSION}/gpunodes/{node}").json()
+        report = GPUNodeStatus.model_validate(found["status"])
+        spec = {
+            "driver": DRIVER,
+            "nodeName": node,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+            "devices": devices(report, {}),
+        }
+        body = {"metadata": {"name": f"{node}-{DRIVER}"}, "spec": spec}
+        answer = plane.http.post(_SLICES, json=body)
+        if answer.is_error:
+            raise TandemError(f"the slice of {node} was refused: {answer.json()['message']}")
+        return len(answer.content)
+
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        return len(nodes), sum(pool.map(publish, nodes))
+
+
 def _namespace(way: str) -> str:
     return f"bench-{way.replace(' ', '-')}"
 
@@ -352,6 +394,7 @@ def main(tell: Callable[[str], None] = print) -> None:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="of each round")
     parser.add_argument("--whole-path", action="store_true", help="both paths as well")
     parser.add_argument("--requests", action="store_true", help="whole path, and who asks what")
+    parser.add_argument("--claims", action="store_true", help="GPUs by ResourceClaims")
     parser.add_argument("--source", type=Path, help="measure the services of this checkout")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -362,7 +405,13 @@ def main(tell: Callable[[str], None] = print) -> None:
     with tempfile.TemporaryDirectory() as folder:
         audit_log = Path(folder, "audit.log")
         with ControlPlane.start(nodes, apiserver_args=_audit(options, audit_log)) as plane:
-            bench = Bench(plane, Path(folder), options.nodes, options.pods, options.source)
+            bench = Bench(
+                plane, Path(folder), options.nodes, options.pods, options.source,
+                claims=options.claims,
+            )  # fmt: skip
+            if options.claims:
+                count, size = bench.slices
+                tell(f"{count} ResourceSlices of {GPUS} GPUs: {size / 1e6:.1f} MB as JSON")
             for way in ways:
                 cells.append(bench.measure(way))
                 tell(_line(cells[-1]))

@@ -18,12 +18,19 @@ _PARALLEL_REQUESTS = 8
 
 
 def report_gpus(
-    http: httpx.Client, nodes: Iterable[str], gpus: int, shares: int = 2, *, noted: bool = False
+    http: httpx.Client,
+    nodes: Iterable[str],
+    gpus: int,
+    shares: int = 2,
+    *,
+    noted: bool = False,
+    claims: bool = False,
 ) -> None:
     """Create a GPUNode with `gpus` healthy 80 GiB GPUs for each node, by an administrator's client.
 
     Nothing repeats the reports: give the extender a `stale_after_s` that is longer than the test.
     With `noted`, the nodes have been there before: the extender has noted which GPUs they have.
+    With `claims`, the GPUs reach containers by ResourceClaims.
     """
     now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
@@ -38,6 +45,7 @@ def report_gpus(
                     "memoryBytes": _MEMORY_BYTES,
                     "shares": shares,
                     "health": "Healthy",
+                    **({"draShares": shares} if claims else {}),
                 }
                 for index in range(gpus)
             ],
