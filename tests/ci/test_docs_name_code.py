@@ -72,3 +72,24 @@ def test_the_glossary_names_code_that_exists(term: str) -> None:
         if file.startswith("tandem/policy/constraints")
     )
     assert homes or kinds, term
+
+
+#: Pages whose readers write the files; a page of a run, whose code is that of its commit; a page
+#: whose tests `test_promises.py` looks for.
+NOT_READ = {"docs/add-a-policy.md", "docs/how-to.md", "docs/mutants.md", "docs/promises.md"}
+FILES = re.compile(
+    r"`((?:tandem|tandem_demo|scheduler_extender|node_agent|predictor|controlplane|benchmarks|proof"
+    r"|studies|tests|deploy|helm|docs)/[\w./-]+\.(?:py|c|h|js|sh|toml|yaml|json|md))[`:]"
+)
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/data/*.md")]
+    named = [
+        (str(page.relative_to(ROOT)), file)
+        for page in pages
+        for file in FILES.findall(page.read_text())
+    ]
+    assert len(named) > 200
+    missing = [each for each in named if each[0] not in NOT_READ and not (ROOT / each[1]).exists()]
+    assert missing == []
