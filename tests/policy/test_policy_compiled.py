@@ -277,6 +277,17 @@ def test_constraints_without_a_compiled_form_are_left_to_python(name: str) -> No
     assert (compiled_cycle(board, pipeline) is not None) == has_form
 
 
+def test_a_field_that_the_kernel_does_not_have_is_an_error() -> None:
+    class Misspelt(Utilisation):
+        def compiled(self) -> Mapping[str, float] | None:
+            return {"max_utilization": 90.0}
+
+    board, pipeline = random_board(5, slots=2, pods_of=1)
+    pipeline = replace(pipeline, constraints=(*pipeline.constraints, Misspelt()))
+    with pytest.raises(AttributeError, match="max_utilization"):
+        compiled_cycle(board, pipeline)
+
+
 @pytest.mark.long
 @boards
 @settings(max_examples=25, deadline=None)

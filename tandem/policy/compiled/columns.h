@@ -17,80 +17,112 @@ enum {
     BINS = 64      /* of running time: equations/worth.py, _BINS */
 };
 
-/* The columns of a board, one pointer a column; tandem/policy/compiled/cycle.py has the same
- * fields in the same order, each of eight bytes. */
+/* The columns of a board, one pointer a column, and what decides on them. This is the only list of
+ * the fields: tandem/policy/compiled/cycle.py reads types, names and order from the library. */
+#define CYCLE_FIELDS(F) \
+    F(i64, gpus) F(i64, slots) F(i64, jobs) F(i64, nodes) F(i64, widest_node) \
+    /* (gpus,), as in GpuArrays */ \
+    F(const i64 *, node) \
+    F(const double *, memory_capacity_gib) \
+    F(double *, memory_base_gib) F(double *, memory_peak_extra_gib) \
+    F(double *, memory_peak_sum_gib) \
+    F(double *, none_in_peak) F(double *, one_in_peak) \
+    F(u8 *, peaks_measured) \
+    F(const u8 *, guarded) \
+    F(double *, gpu_utilisation) \
+    /* residents: `GpuArrays.jobs` */ \
+    F(i64 *, count) \
+    F(const i64 *, shares) \
+    F(u8 *, exclusive) \
+    F(const u8 *, sliced) F(const u8 *, healthy) F(const u8 *, fresh) \
+    /* (gpus, 3) */ \
+    F(const double *, over_commit) \
+    F(const double *, compute) \
+    /* (gpus, slots) */ \
+    F(i64 *, residents) F(i64 *, resident_class) \
+    F(double *, resident_slowdown) \
+    /* (gpus,) */ \
+    F(const i64 *, place) \
+    /* (jobs,), as in JobArrays */ \
+    F(const i64 *, size) \
+    F(const double *, arrived_s) \
+    F(const u8 *, running) \
+    F(const double *, since_s) F(const double *, attained_at_since) \
+    F(const double *, service_at_since) \
+    F(const i64 *, queue) \
+    /* (jobs,), as in JobColumns */ \
+    F(const double *, base_gib) F(const double *, extra_gib) \
+    F(const double *, peak_probability) \
+    F(const u8 *, peaks_may_meet) \
+    F(const double *, utilisation) F(const double *, spread_slowdown) \
+    F(const double *, busy_share) \
+    F(const u8 *, never_shares) F(const u8 *, spans) F(const u8 *, checkpointable) \
+    F(const u8 *, known) \
+    F(const i64 *, wanted) F(const i64 *, per_pod) F(const i64 *, demand) \
+    F(const i64 *, table) F(const i64 *, job_class) \
+    /* (tables, classes) */ \
+    F(const double *, own) F(const double *, caused) \
+    F(i64, classes) \
+    /* The board */ \
+    /* (jobs,) */ \
+    F(double *, predicted_speed) F(double *, spread_speed) \
+    /* (jobs,), (gpus,), (gpus,) */ \
+    F(u8 *, on_gpus) F(u8 *, changed) F(u8 *, untried) \
+    /* (gpus,) where jobs came or went in this cycle */ \
+    F(u8 *, touched) \
+    /* (jobs,) */ \
+    F(double *, seen_rate) \
+    /* (jobs,) */ \
+    F(i64 *, seen_queue) \
+    /* (jobs,) */ \
+    F(double *, rate) \
+    /* rows of a job: held[job] of them at pool[pool_at] */ \
+    F(const i64 *, pool) F(const i64 *, pool_at) F(const i64 *, held) \
+    F(const i64 *, stale) F(const i64 *, pinned) \
+    F(i64, stale_count) F(i64, pinned_count) \
+    /* Where jobs may go besides: masks (masks, nodes), of how many GPUs of each \
+     * node they may have some (limits, nodes), and residents to stay away from */ \
+    /* (jobs,), -1 for none */ \
+    F(const i64 *, mask_of) F(const i64 *, limit_of) F(const i64 *, apart_of) \
+    F(const u8 *, masks) \
+    F(const i64 *, limits) \
+    /* residents of set k: apart[apart_at[k]] to apart[apart_at[k+1]] */ \
+    F(const i64 *, apart_at) F(const i64 *, apart) \
+    /* The order */ \
+    F(const i64 *, ranked) \
+    F(i64, ranked_count) \
+    F(double, now_s) \
+    /* What finished jobs teach, as in `Runs`; `learns` is 0 where nothing is learned */ \
+    F(i64, learns) F(i64, history_sizes) \
+    F(const i64 *, history_gpus) \
+    /* (BINS, sizes) */ \
+    F(const double *, history_ended) F(const double *, history_exposure_s) \
+    /* (BINS + 1,), (BINS,), (BINS,) */ \
+    F(const double *, bounds_s) F(const double *, width_s) F(const double *, tail) \
+    /* Parameters of the dispatch; NaN for none */ \
+    F(double, scale_s) F(double, prior_jobs) F(double, size_prior_jobs) F(double, novel) \
+    F(double, aging) F(double, gang_weight) F(double, preempt_factor) F(double, turn_share) \
+    F(double, move_cost_s) F(double, move_below_speed) F(double, min_speed) \
+    F(double, min_gain) F(double, equal_worth) \
+    F(i64, shares_gpus) F(i64, locality) F(i64, best_pair) F(i64, demands_tried) \
+    /* Constraints: 1 where the pipeline has them; bounds are infinite where it has none */ \
+    F(i64, needs_healthy) F(i64, needs_fresh) F(i64, needs_shares) F(i64, at_most) \
+    F(i64, needs_exclusive) F(i64, needs_whole) F(i64, needs_memory) \
+    F(i64, peaks_fit) F(i64, peaks_opportunistic) F(i64, strict_collision) \
+    F(double, max_collision_probability) F(double, max_utilisation) \
+    F(double, max_interference) \
+    /* Scorers: weights as shares of their sum, 0 where the pipeline has none */ \
+    F(double, horus_weight) F(double, horus_memory_weight) \
+    F(double, horus_utilisation_weight) F(double, in_use_weight) \
+    /* Answer: actions as (kind, job, count of rows, rows...) */ \
+    F(i64 *, actions) \
+    F(i64, actions_room) F(i64, actions_used)
+
+#define CYCLE_MEMBER(type, name) type name;
+#define CYCLE_TEXT(type, name) #type " " #name ";"
+
 typedef struct {
-    i64 gpus, slots, jobs, nodes, widest_node;
-    /* (gpus,), as in GpuArrays */
-    const i64 *node;
-    const double *memory_capacity_gib;
-    double *memory_base_gib, *memory_peak_extra_gib, *memory_peak_sum_gib;
-    double *none_in_peak, *one_in_peak;
-    u8 *peaks_measured;
-    const u8 *guarded;
-    double *gpu_utilisation;
-    i64 *count; /* residents: `GpuArrays.jobs` */
-    const i64 *shares;
-    u8 *exclusive;
-    const u8 *sliced, *healthy, *fresh;
-    const double *over_commit; /* (gpus, 3) */
-    const double *compute;
-    /* (gpus, slots) */
-    i64 *residents, *resident_class;
-    double *resident_slowdown;
-    const i64 *place; /* (gpus,) */
-    /* (jobs,), as in JobArrays */
-    const i64 *size;
-    const double *arrived_s;
-    const u8 *running;
-    const double *since_s, *attained_at_since, *service_at_since;
-    const i64 *queue;
-    /* (jobs,), as in JobColumns */
-    const double *base_gib, *extra_gib, *peak_probability;
-    const u8 *peaks_may_meet;
-    const double *utilisation, *spread_slowdown, *busy_share;
-    const u8 *never_shares, *spans, *checkpointable, *known;
-    const i64 *wanted, *per_pod, *demand, *table, *job_class;
-    const double *own, *caused; /* (tables, classes) */
-    i64 classes;
-    /* The board */
-    double *predicted_speed, *spread_speed; /* (jobs,) */
-    u8 *on_gpus, *changed, *untried;        /* (jobs,), (gpus,), (gpus,) */
-    u8 *touched;                            /* (gpus,) where jobs came or went in this cycle */
-    double *seen_rate;                      /* (jobs,) */
-    i64 *seen_queue;                        /* (jobs,) */
-    double *rate;                           /* (jobs,) */
-    const i64 *pool, *pool_at, *held;       /* rows of a job: held[job] of them at pool[pool_at] */
-    const i64 *stale, *pinned;
-    i64 stale_count, pinned_count;
-    /* Where jobs may go besides: masks (masks, nodes), of how many GPUs of each node they may have
-     * some (limits, nodes), and residents to stay away from */
-    const i64 *mask_of, *limit_of, *apart_of; /* (jobs,), -1 for none */
-    const u8 *masks;
-    const i64 *limits;
-    const i64 *apart_at, *apart; /* residents of set k: apart[apart_at[k]] to apart[apart_at[k+1]] */
-    /* The order */
-    const i64 *ranked;
-    i64 ranked_count;
-    double now_s;
-    /* What finished jobs teach, as in `Runs`; `learns` is 0 where nothing is learned */
-    i64 learns, history_sizes;
-    const i64 *history_gpus;
-    const double *history_ended, *history_exposure_s; /* (BINS, sizes) */
-    const double *bounds_s, *width_s, *tail;          /* (BINS + 1,), (BINS,), (BINS,) */
-    /* Parameters of the dispatch; NaN for none */
-    double scale_s, prior_jobs, size_prior_jobs, novel, aging, gang_weight, preempt_factor, turn_share;
-    double move_cost_s, move_below_speed, min_speed, min_gain, equal_worth;
-    i64 shares_gpus, locality, best_pair, demands_tried;
-    /* Constraints: 1 where the pipeline has them; bounds are infinite where it has none */
-    i64 needs_healthy, needs_fresh, needs_shares, at_most, needs_exclusive, needs_whole, needs_memory;
-    i64 peaks_fit, peaks_opportunistic, strict_collision;
-    double max_collision_probability, max_utilisation, max_interference;
-    /* Scorers: weights as shares of their sum, 0 where the pipeline has none */
-    double horus_weight, horus_memory_weight, horus_utilisation_weight, in_use_weight;
-    /* Answer: actions as (kind, job, count of rows, rows...) */
-    i64 *actions;
-    i64 actions_room, actions_used;
+    CYCLE_FIELDS(CYCLE_MEMBER)
 } Cycle;
 
 #endif

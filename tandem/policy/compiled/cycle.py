@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,111 +26,59 @@ _UNBOUNDED = {
 _NOTHING_NEW, _UNSUPPORTED = 1, -1  # answers of share.c
 _ROOM = 16  # actions kept for one cycle, in workers of the whole cluster
 
-#: Fields of `Cycle` in share.c, in its order: pointers to columns, whole numbers and numbers.
-_GPU_COLUMNS = (
+#: Fields of `Cycle` in columns.h, and where a column has another name there: of GPUs, of jobs, of
+#: their loads, and of the board.
+_GPU_COLUMNS = dict.fromkeys((
     "node", "memory_capacity_gib", "memory_base_gib", "memory_peak_extra_gib",
     "memory_peak_sum_gib", "none_in_peak", "one_in_peak", "peaks_measured", "guarded",
-    "gpu_utilisation", "jobs", "shares", "exclusive", "sliced", "healthy", "fresh", "over_commit",
+    "gpu_utilisation", "shares", "exclusive", "sliced", "healthy", "fresh", "over_commit",
     "compute", "residents", "resident_class", "resident_slowdown", "place",
-)  # fmt: skip
-_ARRAYS = (
-    "gpus", "arrived_s", "running", "since_s", "attained_at_since", "service_at_since", "queue",
-)  # fmt: skip
-_LOADS = (
-    "base_gib", "extra_gib", "peak_probability", "peaks_may_meet", "gpu_utilisation",
-    "spread_slowdown", "busy_share", "exclusive", "spans", "checkpointable", "known", "gpus",
-    "gpus_per_pod", "demand", "table", "interference_class",
-)  # fmt: skip
+)) | {"count": "jobs"}  # fmt: skip
+_ARRAYS = dict.fromkeys((
+    "arrived_s", "running", "since_s", "attained_at_since", "service_at_since", "queue",
+)) | {"size": "gpus"}  # fmt: skip
+_LOADS = dict.fromkeys((
+    "base_gib", "extra_gib", "peak_probability", "peaks_may_meet", "spread_slowdown", "busy_share",
+    "spans", "checkpointable", "known", "demand", "table",
+)) | {
+    "utilisation": "gpu_utilisation", "never_shares": "exclusive", "wanted": "gpus",
+    "per_pod": "gpus_per_pod", "job_class": "interference_class",
+}  # fmt: skip
 _BOARD = (
-    "predicted_speed", "spread_speed", "on_gpus", "changed", "untried", "touched", "seen_rate",
-    "seen_queue", "rate", "pool", "pool_at", "held",
+    "predicted_speed", "spread_speed", "on_gpus", "changed", "untried", "seen_rate", "seen_queue",
+    "rate",
 )  # fmt: skip
-#: Of which type columns are; all others are of float64.
-_INTS = {
-    "gpu_node", "gpu_place", "gpu_jobs", "gpu_shares", "gpu_residents", "gpu_resident_class",
-    "array_gpus", "array_queue", "board_seen_queue", "load_gpus", "load_gpus_per_pod",
-    "load_demand", "load_table", "load_interference_class",
-    "board_pool", "board_pool_at", "board_held", "board_stale", "board_pinned", "order_ranked",
-    "where_mask_of", "where_limit_of", "where_apart_of", "where_limits", "where_apart_at",
-    "where_apart", "history_gpus",
-    "answer_actions",
-}  # fmt: skip
-_BOOLS = {
-    "gpu_peaks_measured", "gpu_guarded", "gpu_exclusive", "gpu_sliced", "gpu_healthy", "gpu_fresh",
-    "array_running", "load_peaks_may_meet", "load_exclusive", "load_spans", "load_checkpointable",
-    "load_known",
-    "board_on_gpus", "board_changed", "board_untried", "board_touched", "where_masks",
-}  # fmt: skip
+#: What is read of the dispatch; NaN for none.
 _PARAMETERS = (
     "scale_s", "prior_jobs", "size_prior_jobs", "novel", "aging", "gang_weight",
     "preempt_factor", "turn_share", "move_cost_s", "move_below_speed", "min_speed", "min_gain",
     "equal_worth",
 )  # fmt: skip
-#: By the names of the dispatch.
 _FLAGS = {
     "shares_gpus": "share",
     "locality": "locality",
     "best_pair": "best_pair",
     "demands_tried": "demands_tried",
+    "learns": "learn",
 }
-_BOUNDS: dict[str, Any] = {
-    "needs_healthy": ctypes.c_int64,
-    "needs_fresh": ctypes.c_int64,
-    "needs_shares": ctypes.c_int64,
-    "at_most": ctypes.c_int64,
-    "needs_exclusive": ctypes.c_int64,
-    "needs_whole": ctypes.c_int64,
-    "needs_memory": ctypes.c_int64,
-    "peaks_fit": ctypes.c_int64,
-    "peaks_opportunistic": ctypes.c_int64,
-    "strict_collision": ctypes.c_int64,
-    "max_collision_probability": ctypes.c_double,
-    "max_utilisation": ctypes.c_double,
-    "max_interference": ctypes.c_double,
-    "horus_weight": ctypes.c_double,
-    "horus_memory_weight": ctypes.c_double,
-    "horus_utilisation_weight": ctypes.c_double,
-    "in_use_weight": ctypes.c_double,
-}
+_DTYPES = {"i64": np.int64, "u8": np.bool_, "double": np.float64}
 
 
-def _pointers(prefix: str, names: Sequence[str]) -> list[tuple[str, Any]]:
-    return [(f"{prefix}_{name}", ctypes.c_void_p) for name in names]
-
-
-# ctypes has no public name for what its simple types have in common.
-def _numbers(*names: str, kind: Any = ctypes.c_int64) -> list[tuple[str, Any]]:  # noqa: ANN401
-    return [(name, kind) for name in names]
-
-
-class _Cycle(ctypes.Structure):
-    """`Cycle` of share.c; all fields have eight bytes."""
-
-    _fields_ = (
-        *_numbers("gpus", "slots", "jobs", "nodes", "widest_node"),
-        *_pointers("gpu", _GPU_COLUMNS),
-        *_pointers("array", _ARRAYS),
-        *_pointers("load", _LOADS),
-        *_pointers("load", ("own", "caused")),
-        *_numbers("classes"),
-        *_pointers("board", _BOARD),
-        *_pointers("board", ("stale", "pinned")),
-        *_numbers("stale_count", "pinned_count"),
-        *_pointers(
-            "where", ("mask_of", "limit_of", "apart_of", "masks", "limits", "apart_at", "apart")
-        ),
-        *_pointers("order", ("ranked",)),
-        *_numbers("ranked_count"),
-        *_numbers("now_s", kind=ctypes.c_double),
-        *_numbers("learns", "history_sizes"),
-        *_pointers("history", ("gpus", "ended", "exposure_s")),
-        *_pointers("bins", ("bounds_s", "width_s", "tail")),
-        *_numbers(*_PARAMETERS, kind=ctypes.c_double),
-        *_numbers(*_FLAGS),
-        *_BOUNDS.items(),
-        *_pointers("answer", ("actions",)),
-        *_numbers("actions_room", "actions_used"),
-    )
+@cache
+def _layout(lib: ctypes.CDLL) -> tuple[type[ctypes.Structure], dict[str, Any]]:
+    """Return `Cycle` as the library has it, and the types of the columns that it points to."""
+    fields: list[tuple[str, Any]] = []
+    columns: dict[str, Any] = {}
+    for field in lib.tandem_cycle_fields().decode().rstrip(";").split(";"):
+        *kind, name = field.removeprefix("const ").split()
+        if kind[1:] == ["*"]:
+            fields.append((name, ctypes.c_void_p))
+            columns[name] = _DTYPES[kind[0]]
+        else:
+            fields.append((name, ctypes.c_double if kind == ["double"] else ctypes.c_int64))
+    # Without slots, a name that is no field would be set, and nothing would read it.
+    members = {"__slots__": (), "_fields_": fields}
+    return type("Cycle", (ctypes.Structure,), members), columns
 
 
 class CompiledCycle:
@@ -143,7 +92,8 @@ class CompiledCycle:
         self._lib = lib
         self._pipeline = pipeline
         self._held: dict[str, np.ndarray[Any, Any]] = {}
-        self._at = _Cycle()
+        structure, self._dtypes = _layout(lib)
+        self._at: Any = structure()  # fields are known when the library is loaded
         self._scratch: int | None = None
         self._dispatch: Dispatch | None = None
         gpus, jobs = len(board.gpus), len(board.jobs)
@@ -154,14 +104,13 @@ class CompiledCycle:
         at.widest_node = int(np.bincount(board.gpus.node[~board.gpus.sliced]).max(initial=1))
         self._touched = np.zeros(gpus, dtype=np.bool_)
         self._actions = np.zeros(_ROOM * ((at.slots + 1) * gpus + jobs + 4), dtype=np.int64)
-        self._point("answer_actions", self._actions)
-        self._point("board_touched", self._touched)
+        self._point("actions", self._actions)
+        self._point("touched", self._touched)
         at.actions_room = len(self._actions)
         for name, value in (_UNBOUNDED | dict(_bounds_of(pipeline) or {})).items():
             setattr(at, name, value)
         self._say_where(board)
         self._point_to(board)
-        assert ctypes.sizeof(_Cycle) == lib.tandem_cycle_bytes(), "share.c has other fields"
         self._scratch = lib.tandem_new(jobs, gpus, nodes)
         if not self._scratch:
             raise MemoryError("no memory for a compiled cycle")
@@ -180,10 +129,10 @@ class CompiledCycle:
         if self._dispatch is not dispatch:
             self._set(dispatch)
         loads = board.loads
-        self._point("load_own", loads.own)
-        self._point("load_caused", loads.caused)
+        self._point("own", loads.own)
+        self._point("caused", loads.caused)
         at.classes = loads.own.shape[1]
-        self._point("board_pool", board.pool.rows)
+        self._point("pool", board.pool.rows)
         if at.learns:
             runs = board.history.runs(at.scale_s)
             at.history_sizes = len(runs.gpus)
@@ -191,15 +140,15 @@ class CompiledCycle:
             self._point("history_ended", runs.ended)
             self._point("history_exposure_s", runs.exposure_s)
         at.now_s = board.now_s
-        self._point("order_ranked", np.ascontiguousarray(ranked))
+        self._point("ranked", np.ascontiguousarray(ranked))
         at.ranked_count = len(ranked)
         at.stale_count, at.pinned_count = len(board.stale), len(board.pinned)
         if board.stale:
             stale = np.fromiter(board.stale, dtype=np.int64, count=len(board.stale))
-            self._point("board_stale", stale)
+            self._point("stale", stale)
         if board.pinned:
             pinned = np.fromiter(board.pinned, dtype=np.int64, count=len(board.pinned))
-            self._point("board_pinned", pinned)
+            self._point("pinned", pinned)
         answer = self._lib.tandem_share(ctypes.byref(at), self._scratch)
         if answer == _NOTHING_NEW:
             return True
@@ -219,35 +168,30 @@ class CompiledCycle:
         for name in _PARAMETERS:
             value = getattr(dispatch, name)
             setattr(at, name, np.nan if value is None else value)
-        for name, of in {**_FLAGS, "learns": "learn"}.items():
+        for name, of in _FLAGS.items():
             setattr(at, name, getattr(dispatch, of))
         at.history_sizes = 0
         bounds_s, width_s, tail = bins_of(at.scale_s)
-        self._point("bins_bounds_s", bounds_s)
-        self._point("bins_width_s", width_s)
-        self._point("bins_tail", tail)
+        self._point("bounds_s", bounds_s)
+        self._point("width_s", width_s)
+        self._point("tail", tail)
 
     def _point_to(self, board: Board) -> None:
-        loads, pool = board.loads, board.pool
-        for name in _GPU_COLUMNS:
-            self._point(f"gpu_{name}", board.columns[name])
-        for name in _ARRAYS:
-            self._point(f"array_{name}", getattr(board.arrays, name))
-        for name in _LOADS:
-            self._point(f"load_{name}", getattr(loads, name))
-        for name in (
-            "predicted_speed", "spread_speed", "on_gpus", "changed", "untried", "seen_rate",
-            "seen_queue", "rate",
-        ):  # fmt: skip
-            self._point(f"board_{name}", getattr(board, name))
-        self._point("board_pool_at", pool.at)
-        self._point("board_held", pool.held)
+        for name, of in _GPU_COLUMNS.items():
+            self._point(name, board.columns[of or name])
+        for name, of in _ARRAYS.items():
+            self._point(name, getattr(board.arrays, of or name))
+        for name, of in _LOADS.items():
+            self._point(name, getattr(board.loads, of or name))
+        for name in _BOARD:
+            self._point(name, getattr(board, name))
+        self._point("pool_at", board.pool.at)
+        self._point("held", board.pool.held)
 
     def _point(self, name: str, column: np.ndarray[Any, Any]) -> None:
         if self._held.get(name) is column:
             return
-        of = np.int64 if name in _INTS else np.bool_ if name in _BOOLS else np.float64
-        if column.dtype != of or not column.flags.c_contiguous:
+        if column.dtype != self._dtypes[name] or not column.flags.c_contiguous:
             raise TypeError(f"column {name} is {column.dtype}, or not contiguous")
         self._held[name] = column
         setattr(self._at, name, column.ctypes.data)
@@ -256,19 +200,19 @@ class CompiledCycle:
         """Write for each job the nodes where it may be, and the residents that it must avoid."""
         none = np.full(len(board.jobs), -1, dtype=np.int64)
         nodes, apart = self._pipeline.elsewhere()
-        self._number("where_mask_of", board.loads.where, nodes, none)
+        self._number("mask_of", board.loads.where, nodes, none)
         limits = self._pipeline.limits()
-        self._number("where_limit_of", board.loads.where, limits, none)
-        self._number("where_apart_of", board.loads.where, apart, none)
+        self._number("limit_of", board.loads.where, limits, none)
+        self._number("apart_of", board.loads.where, apart, none)
         # Masks may have nodes without GPUs, which no row of the board names.
         masks = [np.asarray(mask[: self._at.nodes], dtype=np.bool_) for mask in nodes.values()]
-        self._point("where_masks", np.stack(masks) if masks else np.zeros((0, 0), np.bool_))
+        self._point("masks", np.stack(masks) if masks else np.zeros((0, 0), np.bool_))
         most = [np.asarray(limit[: self._at.nodes], dtype=np.int64) for limit in limits.values()]
-        self._point("where_limits", np.stack(most) if most else np.zeros((0, 0), np.int64))
+        self._point("limits", np.stack(most) if most else np.zeros((0, 0), np.int64))
         sets = [np.asarray(handles, dtype=np.int64) for handles in apart.values()]
         ends = np.cumsum([0, *(len(each) for each in sets)], dtype=np.int64)
-        self._point("where_apart_at", ends)
-        self._point("where_apart", np.concatenate([np.zeros(0, np.int64), *sets]))
+        self._point("apart_at", ends)
+        self._point("apart", np.concatenate([np.zeros(0, np.int64), *sets]))
 
     def _number(
         self, name: str, where: Ints, known: Mapping[int, Bools | Ints], none: Ints

@@ -45,7 +45,7 @@ def library() -> ctypes.CDLL | None:
         *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p),
         *(ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p),
     ]
-    loaded.tandem_cycle_bytes.restype = ctypes.c_int64
+    loaded.tandem_cycle_fields.restype = ctypes.c_char_p
     return loaded
 
 

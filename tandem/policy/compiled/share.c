@@ -354,6 +354,6 @@ i64 tandem_front(const i64 *ranked, i64 count, const i64 *size, const u8 *runnin
     return stops;
 }
 
-i64 tandem_cycle_bytes(void) { return (i64)sizeof(Cycle); }
+const char *tandem_cycle_fields(void) { return CYCLE_FIELDS(CYCLE_TEXT); }
 
 const char *tandem_source(void) { return TANDEM_SOURCE; }
