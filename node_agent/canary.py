@@ -1,4 +1,4 @@
-"""Whether NVIDIA's container toolkit honours the variable that carries our assignment.
+"""Tests whether NVIDIA's container toolkit honours the variable that carries our assignment.
 
 A container of the agent's own pod is started with `NVIDIA_VISIBLE_DEVICES=void` and must see no
 GPU; it leaves what it saw in a folder that it shares with the agent, which itself is given `all`

@@ -1,4 +1,4 @@
-"""Whether the agent tells the truth on this machine's GPU: `python -m node_agent.check`.
+"""Compares the agent with known work on this machine's GPU: `python -m node_agent.check`.
 
 Runs the agent's readings, fits and rules on the real driver against processes with a known course,
 for about six minutes, and writes `agent-check.json` and `agent-check.md` (`--out FOLDER`). It needs

@@ -1,4 +1,4 @@
-"""Whether frameworks keep to a limit of GPU memory: `python -m node_agent.check --limits`.
+"""Tests whether frameworks keep to a memory limit: `python -m node_agent.check --limits`.
 
 Each try is a process of its own on the first GPU, which no other process may use then. It asks for
 a twentieth of the GPU's memory, and then for a tenth more, under a limit of a tenth: the first is
@@ -70,7 +70,7 @@ _CLEARED = {name for each in TRIES for name in each.environment} | {
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a try: its lines, its errors and its exit code."""
+    """The result of a try: its lines, its errors and its exit code."""
 
     lines: list[dict[str, Any]]
     error: str
@@ -78,12 +78,12 @@ class Outcome:
 
     @property
     def given(self) -> int:
-        """How many of the allocations were given."""
+        """The number of allocations that succeeded."""
         return sum("given" in line for line in self.lines)
 
     @property
     def refused(self) -> bool:
-        """Whether the framework said that there is no more memory."""
+        """True where the framework reported an out-of-memory error."""
         return self.code != 0 and says_out_of_memory(self.error)
 
     def said(self, key: str) -> str:

@@ -39,7 +39,7 @@ AGAIN:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What a process does: memory in bytes, periods in seconds, shares from 0 to 1.
+    """The load of a process: memory in bytes, periods in seconds, shares from 0 to 1.
 
     With `fill` it takes all the memory that is left, a part at a time, and fails when there is no
     more.

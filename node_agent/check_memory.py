@@ -1,4 +1,4 @@
-"""What a framework gets of a GPU's memory: `python -m node_agent.check_memory NAME FIRST SECOND`.
+"""Measures how much memory a framework gets: `python -m node_agent.check_memory NAME FIRST SECOND`.
 
 Asks for FIRST bytes, and for SECOND bytes more, and says after each step what it has, a line of
 JSON each. Only the standard library is used besides the framework, so that its own interpreter can

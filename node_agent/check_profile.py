@@ -1,4 +1,4 @@
-"""Whether `tandem.progress.profile` tells the truth: `python -m node_agent.check --profile`.
+"""Compares `tandem.progress.profile` with known work: `python -m node_agent.check --profile`.
 
 Training loops of PyTorch run one after the other on the first GPU, which no other process may use
 then: one that keeps the GPU busy, some that wait for data, one of small kernels. What the profile

@@ -1,4 +1,4 @@
-"""What a check on a real GPU has found, as a page and as JSON."""
+"""Reports the results of a check on a real GPU, as a page and as JSON."""
 
 from __future__ import annotations
 

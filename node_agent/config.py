@@ -49,7 +49,7 @@ class HealthSettings(Section):
 
 
 class GuardSettings(Section):
-    """What is done when a GPU is nearly full because a pod outgrew its prediction.
+    """The memory guard: its action when a GPU is nearly full because a pod outgrew its prediction.
 
     `near_full` is a share of the memory that processes may use.
     """
@@ -59,7 +59,7 @@ class GuardSettings(Section):
 
 
 class MetricsSettings(Section):
-    """What Prometheus can read.
+    """The agent's metrics endpoint.
 
     `node`: sums and means over the GPUs of the node, at most 20 series whatever the number of GPUs
     and jobs. `gpu`: besides, about ten series for each GPU and four for each job on one.

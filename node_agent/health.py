@@ -1,4 +1,4 @@
-"""Whether new work may go to a GPU: pure rules on what was read."""
+"""Decides whether a GPU takes new work: pure rules on readings."""
 
 from __future__ import annotations
 

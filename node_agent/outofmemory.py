@@ -79,7 +79,7 @@ class FullTimes:
 
 
 class OutOfMemoryLog:
-    """What was inferred lately, each failure once; `counts` by whether a pod was to blame."""
+    """Recently inferred failures, each once; `counts` by whether a pod was to blame."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()

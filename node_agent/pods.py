@@ -1,4 +1,4 @@
-"""Who a pod is, by its UID."""
+"""Identifies pods by UID."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ContainerEnd:
 
 @dataclass(frozen=True, slots=True)
 class PodInfo:
-    """What the extender knows of a pod on this node.
+    """A pod on this node, as the extender knows it.
 
     `job` names its GPUJob; `ours` is false for a pod that asks for no GPU of ours: a GPU that it
     uses was taken past Tandem. `assigned` are the UUIDs that it was given, None where that is not

@@ -1,4 +1,4 @@
-"""What jobs tell of their own progress: believed for the pod that tells it, for nothing else."""
+"""Progress reports of jobs: each counts for the pod that sends it, and for nothing else."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Steps(BaseModel):
 
 
 class Pace(NamedTuple):
-    """How fast a pod goes, and an iteration's active and idle seconds where known."""
+    """The speed of a pod, and an iteration's active and idle seconds where known."""
 
     iterations_per_s: float
     activity: tuple[float, float] | None = None

@@ -69,7 +69,7 @@ def gpu_node(node: str, status: GPUNodeStatus) -> Object:
 
 
 class Change(IntEnum):
-    """How much a report differs from the one before."""
+    """The extent to which a report differs from the previous one."""
 
     NONE = 0
     NOTABLE = 1

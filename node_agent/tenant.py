@@ -1,4 +1,4 @@
-"""What one pod does on one GPU, over time."""
+"""Use of one GPU by one pod, over time."""
 
 from __future__ import annotations
 

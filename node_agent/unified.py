@@ -1,4 +1,4 @@
-"""How much memory a GPU has that NVML gives no size of: its memory is the system's.
+"""The memory size of a GPU for which NVML has none, because it uses the system's memory.
 
 NVML answers "not supported" where a GPU has no memory of its own (GB10, Thor, Orin), and where the
 kernel has the GPU's memory as a NUMA node (GH200 and GB200, unless the driver manages it alone).

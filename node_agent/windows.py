@@ -1,4 +1,4 @@
-"""What memory does over time: pure functions on the changes of a reading, and the bounded series.
+"""Memory over time: pure functions on the changes of a reading, and a bounded series.
 
 A job's memory is described as [OJPP] does, by a level outside peaks, what a peak adds, and the
 chance of being in one.
@@ -77,7 +77,7 @@ class Changes:
 
     @property
     def durations(self) -> Floats:
-        """How long each value held, from the middle of one change to that of the next."""
+        """The duration of each value, from the middle of one change to that of the next."""
         return np.diff((self.before_s + self.after_s) / 2, append=self.until_s)
 
     def since(self, index: int) -> Changes:

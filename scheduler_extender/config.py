@@ -101,7 +101,7 @@ class Leader(Section):
 
 
 class QueueConfig(Section):
-    """What an operator may choose about the queue, apart from the profile's order.
+    """Settings of the queue, apart from the profile's order.
 
     `min_run_s`: how long a gang that runs is left alone. `preemption_cost_s`: what a preemption
     costs: a job gives way only if its service exceeds that of the waiting job by this times its
@@ -173,7 +173,7 @@ class ExtenderConfig(Section):
 
     @property
     def shares(self) -> int:
-        """How many jobs a GPU takes at most."""
+        """The largest number of jobs on a GPU."""
         return self.max_jobs_per_gpu or self.profile.max_jobs_per_gpu
 
     @model_validator(mode="before")

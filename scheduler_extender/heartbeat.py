@@ -1,4 +1,4 @@
-"""Whether the services that this process needs answer, asked in the background all the time.
+"""Checks in the background whether the services that this process needs answer.
 
 A predictor is asked for loads when jobs come: without a heartbeat, one that died in a quiet hour
 would not be noticed.

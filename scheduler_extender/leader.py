@@ -163,7 +163,7 @@ class LeaseWatch:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What became of a pod: changed (`record`), gone (neither), or as it was (`why`)."""
+    """A pod after a write: changed (`record`), gone (neither), or as before (`why`)."""
 
     record: Record | None = None
     why: str = ""

@@ -48,7 +48,7 @@ class AwayError(Exception):
 
 
 class Unanswered(Prediction):
-    """What is known of a job while the predictor does not answer: nothing of its model."""
+    """The load of a job while the predictor does not answer: nothing is known of its model."""
 
     away: ClassVar[bool] = True
 
@@ -71,7 +71,7 @@ class _Request(NamedTuple):
 
 
 class PredictorMetrics:
-    """What became of the requests to the predictor."""
+    """Results of requests to the predictor."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         registry = registry or CollectorRegistry()

@@ -1,4 +1,4 @@
-"""What an allocated ResourceClaim gives of our devices on this node: pure, and every word checked.
+"""Reads which of our devices an allocated ResourceClaim gives on this node; pure, and validated.
 
 The API server has validated a claim; these checks guard the paths and variables that are made of
 its words, and say in which claim something is wrong.
@@ -25,7 +25,7 @@ class ClaimError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ClaimRef:
-    """Which claim kubelet means.
+    """Identifies a claim in kubelet's requests.
 
     Raises:
         ClaimError: one of the words is none that Kubernetes gives.

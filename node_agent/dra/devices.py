@@ -63,7 +63,7 @@ def devices(
 
 
 def _is_offered(gpu: GPU) -> bool:
-    """Whether it is a device at all; a quarantined one is, with a taint."""
+    """Return True where the GPU is published; a quarantined one is, with a taint."""
     return bool(gpu.dra_shares) or gpu.health is Health.QUARANTINED
 
 

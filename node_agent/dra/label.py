@@ -1,4 +1,4 @@
-"""How a Node's label says that its GPUs are handed over."""
+"""Reads from a Node's label how its GPUs are handed over."""
 
 from __future__ import annotations
 

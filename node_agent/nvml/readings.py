@@ -1,4 +1,4 @@
-"""What is read from NVML, and how reading can fail. Absent values are None, never zero."""
+"""Readings of NVML, and how they can fail. Absent values are None, never zero."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy a GPU was since the reading before, in percent.
+    """Utilisation of a GPU since the previous reading, in percent.
 
     `source` is `gpm` (share of SMs that were busy), `samples` or `rates` (share of time with a
     kernel running); `memory_activity` is the share of the memory's bandwidth in use. `samples` is
@@ -89,7 +89,7 @@ class MigSlice:
 
 @dataclass(frozen=True, slots=True)
 class Sensors:
-    """What changes slowly; None where the board does not tell."""
+    """Values that change slowly; None where the board does not report them."""
 
     temperature_celsius: float | None = None
     power_watts: float | None = None

@@ -40,7 +40,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What a job has had until `until_s` (Unix time): its end, or when it was read.
+    """GPU use of a job until `until_s` (Unix time): its end, or when it was read.
 
     `held_gpu_s` is the service of its pods since it was new, or since it last had new pods after
     its end. One that carries on another counts since `counted_s`; what it has had before counts

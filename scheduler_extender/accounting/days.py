@@ -65,7 +65,7 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What of a job is in the sums of earlier days: its service, and until when it was counted."""
+    """The part of a job in the sums of earlier days: its service, and until when it was counted."""
 
     held_gpu_s: float = 0.0
     until_s: float = -1e18

@@ -51,7 +51,7 @@ class _Leaving:
 
 
 class Past:
-    """What jobs have had of GPUs. All methods run on the event loop.
+    """The record of GPU use. All methods run on the event loop.
 
     `gpu_type` returns the type of a gang's GPUs, '' where it is not known. Without a `namespace`
     nothing is kept.

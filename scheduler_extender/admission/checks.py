@@ -1,4 +1,4 @@
-"""What is wrong with a pod that requests GPUs, or with a template of such pods. Pure."""
+"""Validates pods that request GPUs, and templates of such pods. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator may choose about admission."""
+"""Settings of admission."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _once_each(levels: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class AdmissionConfig(Section):
-    """What an operator may choose about admission.
+    """Settings of admission.
 
     `priority_class`: given to our pods, empty for none. `runtime_class`: `nvidia` sets that
     runtimeClassName, `none` sets none, `auto` sets it where the cluster has the class.
@@ -79,7 +79,7 @@ class AdmissionConfig(Section):
 
 
 class Rotation(Section):
-    """How long a certificate of our own making lasts, and how it is replaced by another.
+    """Lifetime and replacement of certificates that Tandem makes.
 
     Every `look_s` each replica looks at the Secret (or at the files of `public`).
     """
@@ -94,7 +94,7 @@ class Rotation(Section):
 
     @property
     def overlap_s(self) -> float:
-        """What each of the three steps of a replacement waits after the one before, in seconds.
+        """The pause before each of the three steps of a replacement, in seconds.
 
         Every replica has looked by then, also one that missed some looks.
         """

@@ -27,7 +27,7 @@ _TOLERATION = {"key": names.GPU_TAINT, "operator": "Exists", "effect": "NoSchedu
 
 @dataclass(slots=True)
 class Verdict:
-    """What is wrong with an object, what is said to its author, and what is changed in it."""
+    """The review of an object: errors, warnings for its author, and the patch."""
 
     errors: list[FieldError] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)

@@ -97,7 +97,7 @@ class _Shape(BaseModel):
 
 
 class Resources(_Shape):
-    """What a container asks for."""
+    """The resources that a container requests."""
 
     limits: Quantities = Field(default_factory=dict)
     requests: Quantities = Field(default_factory=dict)
@@ -218,7 +218,7 @@ class SchedulingGroup(_Shape):
 
 
 class PodSpec(_Shape):
-    """What a pod is to be."""
+    """The required shape of a pod."""
 
     containers: FewContainers[ContainerShape] = Field(default_factory=list)
     init_containers: FewContainers[ContainerShape] = Field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a pod asks for, in Tandem's words: read, translated where it is exact, or refused. Pure."""
+"""The request of a pod in Tandem's terms: read, translated where it is exact, or refused. Pure."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _LOOKS = 5  # for the Secret, while somebody else makes it or deletes it
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the Secret says: what to serve, what is to follow it, and since when.
+    """The content of the Secret: the certificate in use, its successor, and since when.
 
     `version` is the Secret's resourceVersion, empty where there is none yet.
     """

@@ -52,14 +52,14 @@ class _Message(BaseModel):
 
 
 class GroupKind(_Message):
-    """What sort of object is to be admitted."""
+    """The kind of an object under review."""
 
     group: str = ""
     kind: str
 
 
 class UserInfo(_Message):
-    """Who asks."""
+    """The user who sent the request."""
 
     username: str = ""
 

@@ -31,7 +31,7 @@ _ENTRIES_PER_S, _MOST_ENTRIES = 256.0, 2.0 * (_REPORT + MAX_GPUS * (1 + MAX_USES
 
 
 class _Budget:
-    """Which reports of nodes are read. An agent that writes without end costs no more than this."""
+    """Rate limits of nodes' reports. An agent that writes without end costs no more than this."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -41,7 +41,7 @@ def _none() -> dict[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the workload of a gang said when it was read: pods by role that can exist now.
+    """The workload of a gang when it was read: the number of pods by role that can exist now.
 
     `left` is how many pods had not succeeded, None where any number may follow; `succeeded` is how
     many of the gang's pods were seen to have succeeded at that time. `least` of the pods of all
@@ -193,7 +193,7 @@ class Gang:
 
     @property
     def finished(self) -> int:
-        """How many of its pods have ended."""
+        """The number of its pods that have ended."""
         return self.succeeded + self.failed
 
     def first(self) -> PodInfo:
@@ -247,12 +247,12 @@ class Gang:
 
     @property
     def bound(self) -> int:
-        """How many live pods are on a node."""
+        """The number of live pods on nodes."""
         return len(self._live) - self.unbound
 
     @property
     def blocked(self) -> int:
-        """How many live pods are on no node and could follow no plan yet (`PodInfo.blocked`)."""
+        """The number of live pods on no node that could follow no plan yet (`PodInfo.blocked`)."""
         return self.unbound - sum(map(len, self._waiting.values()))
 
     def roles(self) -> list[list[PodInfo]]:
@@ -285,7 +285,7 @@ class Gang:
 
     @property
     def holds(self) -> int:
-        """How many of its pods hold GPUs."""
+        """The number of its pods that hold GPUs."""
         return len(self._holders)
 
     def holders(self) -> list[PodInfo]:

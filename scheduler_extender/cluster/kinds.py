@@ -47,7 +47,7 @@ class Ended(Section):
 
 
 class Scale(Section):
-    """How an elastic workload gets fewer pods: `replicas` leads to the number of a role's pods.
+    """How an elastic workload is resized: `replicas` is the path to the number of a role's pods.
 
     Its controller numbers them from 0 by the label `index`; those beyond the number go.
     """
@@ -58,7 +58,7 @@ class Scale(Section):
 
 
 class WorkloadKind(Section):
-    """What is known of one kind of workload; see `kinds.yaml`."""
+    """One kind of workload; see `kinds.yaml`."""
 
     group: Annotated[str, Field(max_length=253, pattern=_SUBDOMAIN)]
     version: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]*$")] = ""

@@ -32,7 +32,7 @@ _NODE_NAME = "metadata.name"
 
 @dataclass(frozen=True, slots=True)
 class _Asks:
-    """What a pod asks of a node; `mask` (slots,) is True where labels and taints suit it.
+    """The node requirements of a pod; `mask` (slots,) is True where labels and taints suit it.
 
     `gpus` is how many GPUs each of several pods asks for that start together, else 0.
     """
@@ -223,7 +223,7 @@ _UNITS = (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20))
 
 
 class Room:
-    """What nodes have free besides GPUs, taken pod by pod; used by one thread."""
+    """Free resources of nodes besides GPUs, taken pod by pod; used by one thread."""
 
     def __init__(self, free: Floats, others: dict[str, Floats]) -> None:
         self._free, self._others = free, others

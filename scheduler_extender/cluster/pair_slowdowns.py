@@ -34,7 +34,7 @@ GangKind = tuple[str, str, str, int]  # namespace, kind, type of GPU, GPUs of th
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What one namespace's jobs have shown of a pair; `measured` by agents, else by pods."""
+    """A pair as one namespace's jobs have shown it; `measured` by agents, else by pods."""
 
     slowdown: float
     measured: bool
@@ -213,7 +213,7 @@ class _Speeds:
 
 
 class PlacementHistory:
-    """How fast gangs ran on as few nodes as they need, and spread over more.
+    """Speeds of gangs on as few nodes as they need, and spread over more.
 
     From both follows the skew above which a gang is kept on few nodes ([Tiresias] 3.3.2).
     Each namespace has a limit of its own: jobs report their own speed, and what one tenant reports

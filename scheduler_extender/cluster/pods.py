@@ -107,12 +107,12 @@ class PodInfo:
 
     @property
     def shape(self) -> Shape:
-        """What it asks of a node apart from GPUs."""
+        """Its node requirements apart from GPUs."""
         return self.cpu, self.memory_bytes, self.requires.key, self.amounts
 
     @property
     def takes(self) -> Use | None:
-        """What it takes of which node; None where nothing."""
+        """The resources that it takes of its node; None where it takes nothing."""
         return self.on(self.node_name) if self.node_name and not self.finished else None
 
     def on(self, node: str) -> Use:
@@ -143,7 +143,7 @@ class PodInfo:
 
     @property
     def placed_with(self) -> PlacedWith | None:
-        """What it was placed with, as its Binding says; None where none says so."""
+        """Its placement, as its Binding says; None without one."""
         return parse_placed_with(self.annotations.get(names.PLACED_WITH, ""))
 
     @property

@@ -27,7 +27,7 @@ _LONGEST_STEPS = 10  # digits
 
 @dataclass(frozen=True, slots=True)
 class Record(Identified):
-    """What every object has."""
+    """The fields of every object."""
 
     namespace: str
     name: str
@@ -48,7 +48,7 @@ class Record(Identified):
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord(Record):
-    """What kube-scheduler would look at before it puts a pod on a node."""
+    """The fields of a node that kube-scheduler's plugins filter by."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[tuple[str, str, str], ...] = ()  # (key, value, effect), those that keep pods off

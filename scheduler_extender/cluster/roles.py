@@ -1,4 +1,4 @@
-"""Which pods a workload has: read off the object, by its kind. Pure."""
+"""Reads from a workload which pods it has, by its kind. Pure."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class NodeRequirements:
-    """What a pod requires of its node's labels, name and taints, compiled once per distinct text.
+    """Requirements of a pod on its node's labels, name and taints, compiled once per distinct text.
 
     Two are equal where their `key`s are. `terms` is None where the pod has no required affinity.
     `refused` says why the requirements are not evaluated; such a pod is eligible on no node. A pod
@@ -180,7 +180,7 @@ def _requirement(each: Mapping[str, Any]) -> Requirement:
 
 
 class LabelIndex:
-    """Which nodes have which labels, as sets of bits: bit i is the node in slot i.
+    """An index of nodes by label, as sets of bits: bit i is the node in slot i.
 
     An operation on the sets of 5,000 nodes takes about 0.1 us, so that the largest requirements of
     a pod take about 0.2 ms. An update of a node takes time in proportion to its labels.

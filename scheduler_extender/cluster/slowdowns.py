@@ -84,7 +84,7 @@ class Slowdowns:
 
     @property
     def kinds(self) -> int:
-        """How many kinds of jobs have a class of their own."""
+        """The number of kinds of jobs that have a class of their own."""
         return len(self._owner)
 
     def of(self, job: Job, load: Load | None = None) -> Job:

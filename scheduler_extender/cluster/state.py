@@ -58,7 +58,7 @@ _CLOCKS_DIFFER_S = 60.0
 
 
 class Listener(Protocol):
-    """What acts on changes of the state: the queue controller. `gangs` are those that changed."""
+    """Listens to changes of the state: the queue controller. `gangs` are those that changed."""
 
     def observe(self, record: Record, gangs: Collection[Key]) -> None:
         """Take in an object that the state has accepted."""
@@ -460,7 +460,7 @@ class ClusterState:
 
     @property
     def backlog(self) -> int:
-        """How many pods are to be worked out anew."""
+        """The number of pods whose entries are out of date."""
         return len(self._backlog)
 
     def catch_up(self, stops: Callable[[], bool]) -> None:

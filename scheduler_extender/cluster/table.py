@@ -35,7 +35,7 @@ class GpuKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """What a node's agent says of one GPU, as far as placement needs it."""
+    """One GPU as its node's agent reports it, as far as placement needs it."""
 
     uuid: str
     kind: GpuKind
@@ -105,7 +105,7 @@ class GpuTable:
 
     @property
     def gpus_of_slot(self) -> Ints:
-        """How many GPUs each slot has, (slots,)."""
+        """The number of GPUs in each slot, (slots,)."""
         return self._counts[: len(self.node_names)]
 
     @property

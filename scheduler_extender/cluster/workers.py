@@ -1,4 +1,4 @@
-"""What a worker of a pod is to the policies: as its annotations, its GPUJob and its Binding say."""
+"""Makes the policies' view of a pod's worker, from its annotations, its GPUJob and its Binding."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tandem.kube.resource import Resource
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What we know of a kind of workload.
+    """A kind of workload, as its definition names it.
 
     `roles` reads off the object which pods start together (none: each alone), `least` with how many
     of them it starts where not all are needed, `suspend` is the path of the field by which its

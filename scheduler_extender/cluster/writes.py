@@ -1,4 +1,4 @@
-"""How the queue controller writes: few at a time, with preconditions, seen at once by ourselves."""
+"""Writes of the queue controller: few at a time, with preconditions, visible to itself at once."""
 
 from __future__ import annotations
 

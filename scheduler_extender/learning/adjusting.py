@@ -1,4 +1,4 @@
-"""Which jobs are moved because of measured slowdowns: [OJPP] Alg. 4. Pure.
+"""Chooses the jobs to move because of measured slowdowns: [OJPP] Alg. 4. Pure.
 
 A job's own report counts for its own moves; others are moved only on what the agents
 measured, and only so many an hour for the sake of one namespace. A job that may not be moved stays,
@@ -28,7 +28,7 @@ _HELPED = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What else keeps the adjuster from moving jobs too often, apart from an operator's settings.
+    """Fixed limits that keep the adjuster from moving jobs too often, besides the settings.
 
     These are constants of the cluster; the benchmark of [OJPP] sets those of the paper.
     """

@@ -12,7 +12,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class LearningConfig(Section):
-    """What is done with what the agents measure of jobs that share a GPU.
+    """Settings for what agents measure of jobs that share a GPU.
 
     `mode`: `act` parts bad neighbours, `report` only says what it would do, `off` measures alone.
     Every `every_s`, a GPU's interference (the largest slowdown on it) enters a moving average. Over

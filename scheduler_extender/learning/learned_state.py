@@ -1,4 +1,4 @@
-"""What is learned and outlives jobs: what a run leaves for the next run of its kind."""
+"""Learned state that outlives jobs: what a run leaves for the next run of its kind."""
 
 from __future__ import annotations
 

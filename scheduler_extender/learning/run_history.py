@@ -1,4 +1,4 @@
-"""What earlier runs of the same model or command used. Pure.
+"""Use of GPUs by earlier runs of the same model or command. Pure.
 
 By namespace: what one namespace ran does not decide the memory of another's job of that name.
 """

@@ -27,7 +27,7 @@ class _Known:
 
 
 class AntiAffinity:
-    """What is known of each gang. Runs on the event loop."""
+    """Nodes and neighbours to avoid, by gang. Runs on the event loop."""
 
     def __init__(self) -> None:
         self._known: dict[Key, _Known] = {}

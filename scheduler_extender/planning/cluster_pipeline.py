@@ -62,7 +62,7 @@ def _roomier(before: GpuArrays, after: GpuArrays) -> bool:
 
 @dataclass(slots=True)
 class Tries:
-    """How often the GPUs have been searched in this round; who was not looked at any more."""
+    """The number of searches of the GPUs in this round, and the jobs that were left out of them."""
 
     left: int = TRIES
     put_off: set[str] = field(default_factory=set)

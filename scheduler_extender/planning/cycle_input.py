@@ -125,7 +125,7 @@ class KnownJobs:
 
 @dataclass(slots=True)
 class _Holders:
-    """Who holds GPUs, by row of the board; `gpus` and `jobs` say who is on which GPU.
+    """Holders of GPUs, by row of the board; `gpus` and `jobs` say which job is on which GPU.
 
     Residents of a GPU stand in the order of the uids of their pods, as in the ledger's sums.
     """

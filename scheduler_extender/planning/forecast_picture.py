@@ -24,7 +24,7 @@ _TIMES = ("arrived_s", "since_s", "waiting_since_s", "first_started_s")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a forecast is made of; frozen, for the thread.
+    """The input of a forecast; frozen, for the thread.
 
     `nodes` is (nodes,) by `Job.where`: who could run there if they were empty; `most` is how many
     GPUs of each they could have together. `certain` are gangs

@@ -21,7 +21,7 @@ _AGAIN = 3  # dispatches of a round: jobs that find no place keep no room from t
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a namespace may hold: GPUs of its share, and whether and how far it may go beyond.
+    """The quota of a namespace: GPUs of its share, and whether and how far it may go beyond.
 
     `most` bounds all its GPUs, `endless` those of jobs that do not end; None: nothing does.
     """

@@ -50,7 +50,7 @@ _AGAIN = 3  # times that a round is decided anew because a preemption would not 
 
 
 class Planner:
-    """What is remembered from round to round. Used by one thread at a time."""
+    """Planner state that lasts from cycle to cycle. Used by one thread at a time."""
 
     def __init__(self, profile: Profile, reserve_after_s: float = float("inf")) -> None:
         self._profile = profile

@@ -211,7 +211,7 @@ class GivesWay:
 
 @dataclass(slots=True)
 class Answer:
-    """What came out of a round. `explain` returns why a start waits, as of its end.
+    """The result of a cycle. `explain` returns why a start waits, as of its end.
 
     It holds the board of the round until `forget_board`.
     """

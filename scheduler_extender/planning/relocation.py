@@ -1,4 +1,4 @@
-"""Whether a running gang would find GPUs away from certain neighbours. Pure."""
+"""Tests whether a running gang would find GPUs away from certain neighbours. Pure."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Choose = Callable[[Job], Ints | None]
 
 
 class OtherResources:
-    """What nodes have left besides GPUs for each of several roles, those before it taken off.
+    """Free resources of nodes besides GPUs for each of several roles, earlier roles subtracted.
 
     A job of one role is kept to what a node holds of it by `Job.where`; no number there stands for
     pods that ask for different things. `node` (gpus,) is the node of each GPU; with `empty`,

@@ -66,7 +66,7 @@ class OtherLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What a job asks for instead; None: as it does. `gpus` is that of the whole gang.
+    """A changed request of a job; None: unchanged. `gpus` is that of the whole gang.
 
     `load` is that of another batch size; a memory that is asked for counts more. `limits` are those
     of its namespace, `profile` that of the cluster. `nodes` more nodes join it, empty and like that

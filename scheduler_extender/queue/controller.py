@@ -98,7 +98,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What an operator has set. A report older than `stale_after_s` (seconds) asks for nothing.
+    """Settings of an operator. A report older than `stale_after_s` (seconds) asks for nothing.
 
     `max_grace_s` is the most that a pod with GPUs may take to end after its deletion, in seconds.
     """

@@ -56,7 +56,7 @@ _BIND_S, _BINDS_WITHIN_S = 0.2, 300.0
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What one cycle has decided: places, what to write about jobs that wait, and promotions.
+    """The decisions of one cycle: places, reasons to write about waiting jobs, and promotions.
 
     `turn` is the account of the quotas with which it began, `cpu_s` what it took its thread.
     """

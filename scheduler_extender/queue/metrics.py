@@ -1,4 +1,4 @@
-"""What the queue counts and times, for Prometheus. `figures.py` has what it holds at a scrape."""
+"""Counters and timings of the queue, for Prometheus. `figures.py` has what it holds at a scrape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be done about gangs: one thing at a time for each, a few gangs at once."""
+"""The work queue: one action at a time for each gang, a few gangs at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _AT_ONCE_AFTER = 2
 
 
 class RefusedError(Exception):
-    """What is due cannot be done until the object changes; its owner has been notified."""
+    """An action cannot be done until its object changes; its owner has been notified."""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ Gpus = Annotated[int, Field(ge=0)]
 
 
 class Quota(Section):
-    """What one namespace may have; `*` is each namespace that is not named.
+    """The quota of one namespace; `*` is each namespace that is not named.
 
     `gpus`: its share; its jobs within the share go before all those beyond theirs, and take back
     what others have borrowed. `gpu_seconds`: its share of a window; when it is used up, `gpus`

@@ -21,7 +21,7 @@ class SimulationError(RuntimeError):
 
 
 class Simulating:
-    """Who has the `turn` may call `says`, in a thread."""
+    """The holder of `turn` may call `says`, in a thread."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()

@@ -49,7 +49,7 @@ _WAITS = (Phase.QUEUED, Phase.SUSPENDED)
 
 
 class StartForecast:
-    """What is expected of those that wait. Methods run on the event loop, `_ask` in a thread."""
+    """Expected starts of waiting jobs. Methods run on the event loop, `_ask` in a thread."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ BYTE_S = 8e-10
 
 
 class LoadPrediction:
-    """What each gang is expected to use. All methods run on the event loop."""
+    """Predicted loads of gangs. All methods run on the event loop."""
 
     def __init__(
         self,

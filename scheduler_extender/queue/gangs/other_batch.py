@@ -1,4 +1,4 @@
-"""What a job would use at another batch size, as the predictor says: for a what-if."""
+"""Predicts the load of a job at another batch size, for a what-if."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many pods of a gang start together; read again where the pods disagree with it."""
+"""Reads how many pods of a gang start together, again where its pods disagree with it."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class _Journey:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the adjuster may see and do: slowdowns by gang, gangs that may be moved, costs."""
+    """The input of the adjuster: slowdowns by gang, gangs that may be moved, costs."""
 
     slowdown: Mapping[Key, float]
     movable: frozenset[Key]

@@ -35,7 +35,7 @@ Explain = Callable[[Waiting], tuple[Cause, ...]]
 
 
 class Why(NamedTuple):
-    """What is written about one gang: its starts that wait, and why the first of them does."""
+    """The text about one gang: its waiting starts, and why the first of them waits."""
 
     waiting: list[Waiting]
     causes: tuple[Cause, ...]
@@ -71,7 +71,7 @@ class _Bucket:
 
 
 class EventBudget:
-    """How many events may be written: of all, and of each namespace."""
+    """The budget of events: of all, and of each namespace."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -94,7 +94,7 @@ class EventBudget:
 
 
 class ReasonWriter:
-    """What was written about each gang, and when. Methods run on the event loop, choosers do not.
+    """What was written about gangs, and when. Methods run on the event loop, choosers do not.
 
     A GPUJob has the reason in full, with figures. An event has the reason without figures: the same
     reason is then the same event, whose count the API server raises, whatever the figures do.

@@ -1,4 +1,4 @@
-"""What is done to pods and GPUNodes: gates, claims, evictions, terminations, preemption.
+"""Actions on pods and GPUNodes: gates, claims, evictions, terminations, preemption.
 
 Imports `steps`.
 """

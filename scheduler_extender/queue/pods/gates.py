@@ -1,4 +1,4 @@
-"""Which pods kube-scheduler may try, and where first: those with a live plan, on its node."""
+"""Opens the gates of pods with a live plan, and nominates the planned nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows for one gang: the phases of its GPUJob, decisions as pure functions, their effects.
+"""Steps of one gang: phases of its GPUJob, decisions as pure functions, and their effects.
 
 Imports no other room of the queue.
 """

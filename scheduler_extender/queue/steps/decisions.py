@@ -1,4 +1,4 @@
-"""What follows for a gang in each stage, as pure functions: gang and time -> effects.
+"""Decisions about a gang in each stage, as pure functions: gang and time -> effects.
 
 The functions read the gang and what the API server has answered, and change nothing. `phases.py`
 says which stage a gang is in, `lifecycle.py` computes the statuses, and `effects.Executor` carries

@@ -242,7 +242,7 @@ class ClearNominations:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What the GPUs of a bound pod are thought to hold of it, and the pod."""
+    """A bound pod, and its expected use of its GPUs."""
 
     pod: str
     uid: str

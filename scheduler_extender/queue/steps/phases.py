@@ -131,7 +131,7 @@ TRANSITIONS: tuple[Transition, ...] = (
 
 
 class Stage(Enum):
-    """What a gang needs next; the value says when a gang is at this stage, and what is done.
+    """The next step of a gang; the value says when a gang is at this stage, and what is done.
 
     The order is that of the test: the first stage that applies is the gang's.
     """
