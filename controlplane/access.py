@@ -1,4 +1,4 @@
-"""Who speaks to the API server, and with what: certificates for users, tokens for accounts."""
+"""Credentials for the API server: certificates for users, tokens for accounts."""
 
 from __future__ import annotations
 

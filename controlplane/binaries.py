@@ -1,4 +1,4 @@
-"""Which programs a control plane is made of, and where they are on this machine.
+"""The programs of a control plane, and where they are on this machine.
 
 Looked for in this order: our own build in the cache (`controlplane.build`), the folder
 named by KUBEBUILDER_ASSETS, PATH.

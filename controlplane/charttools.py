@@ -1,4 +1,4 @@
-"""What checks the chart besides Helm: helm-unittest and kube-score, from their Go modules."""
+"""Builds helm-unittest and kube-score, which check the chart, from their Go modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How each program of the control plane is called: flags only, nothing is started here."""
+"""The command line of each program of the control plane; nothing is started here."""
 
 from __future__ import annotations
 

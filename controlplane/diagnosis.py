@@ -1,4 +1,4 @@
-"""What a plane looks like when something on it did not happen, in words for a test's report."""
+"""Describes a plane on which something did not happen, for a test's report."""
 
 from __future__ import annotations
 

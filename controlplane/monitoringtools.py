@@ -1,4 +1,4 @@
-"""What the tests of notifications run: Alertmanager and kube-state-metrics, from their Go modules.
+"""Builds Alertmanager and kube-state-metrics from their Go modules, for tests of notifications.
 
 Prometheus comes from Debian's package (`controlplane.build`).
 """

@@ -1,4 +1,4 @@
-"""What plays the controller of a kind of workload whose own controller does not run here."""
+"""Stand-ins for the controllers of workloads whose own controllers do not run here."""
 
 from __future__ import annotations
 

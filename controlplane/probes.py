@@ -23,7 +23,7 @@ _TICK_S = 0.25
 
 @dataclass(frozen=True)
 class Container:
-    """What stands for a container; `url` is where its probes' paths begin."""
+    """A stand-in for a container; `url` is where its probes' paths begin."""
 
     process: Process
     url: str

@@ -1,4 +1,4 @@
-"""What publishes a release, and what the tests of a release need, from their Go modules."""
+"""Builds the tools that publish a release, and those of its tests, from their Go modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service takes of the machine: its process and every process that it started."""
+"""Resources that a service uses: its process and every process that it started."""
 
 from __future__ import annotations
 

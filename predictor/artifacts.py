@@ -24,7 +24,7 @@ _VERSION_LENGTH = 12
 
 
 class Card(BaseModel):
-    """What is known of a trained model: where it comes from and how good it is."""
+    """The card of a trained model: its origin and its quality."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

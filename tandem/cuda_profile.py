@@ -24,7 +24,7 @@ _CONTEXT_MIB = 1024
 
 @dataclass(slots=True)
 class Profile:
-    """What was seen so far; zero everywhere where there is no PyTorch or no CUDA."""
+    """Readings so far; all zero without PyTorch or CUDA."""
 
     iterations: int = 0
     active_s: float = 0.0

@@ -14,7 +14,7 @@ GIB = 1024**3
 
 @dataclass(frozen=True)
 class GpuType:
-    """What a vendor's data sheet says of one GPU (dense rates, no sparsity).
+    """The data sheet of one GPU (dense rates, no sparsity).
 
     `training_flops` is the rate at which frameworks train in their default precision: TF32 where
     tensor cores have it, otherwise FP32. `half_flops` is that of FP16 summed in FP32, where it is

@@ -1,4 +1,4 @@
-"""What the demo asks of the extender's in-memory API server, on Kubernetes' own paths."""
+"""Requests of the demo to the extender's in-memory API server, on Kubernetes' own paths."""
 
 from __future__ import annotations
 

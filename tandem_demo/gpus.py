@@ -56,7 +56,7 @@ class SimulatedNode:
 
     @property
     def proc(self) -> Path:
-        """What stands for /proc."""
+        """A stand-in for /proc."""
         return self.folder / "proc"
 
     def uuids(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""How fast jobs run on simulated GPUs. Pure: no clock, no I/O.
+"""Speeds of jobs on simulated GPUs. Pure: no clock, no I/O.
 
 Alone, a job takes its `solo_s`. Next to others it is slowed down by Horus' over-commit curve f (a
 ratio of execution times at the GPU's total utilisation, fitted by its authors on an RTX 2080): by
@@ -46,7 +46,7 @@ def advance(running: Mapping[str, Running], elapsed_s: float) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a set of jobs, in seconds of the demo's clock.
+    """The outcome of a set of jobs, in seconds of the demo's clock.
 
     Completion is counted from submission; makespan from the first submission to the last end.
     """

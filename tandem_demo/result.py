@@ -1,4 +1,4 @@
-"""What came out of a run, for people and as JSON."""
+"""The result of a run, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def notes(rows: Sequence[JobResult], speed: float) -> tuple[str, ...]:
 
 
 class Counts(NamedTuple):
-    """What was counted during a run; `wall_s` is its duration in real seconds."""
+    """Counts of a run; `wall_s` is its duration in real seconds."""
 
     max_jobs_on_a_gpu: int
     bindings: int

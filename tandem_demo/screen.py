@@ -1,4 +1,4 @@
-"""What is seen of a run: two tables while it lasts, and the outcome at its end."""
+"""Shows a run: two tables while it lasts, and the outcome at its end."""
 
 from __future__ import annotations
 

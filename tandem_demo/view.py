@@ -41,7 +41,7 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the tables show."""
+    """The rows of the tables."""
 
     now_s: float
     gpus: tuple[GpuRow, ...]

@@ -1,4 +1,4 @@
-"""Whether this machine can run real nodes, and if not, why."""
+"""Checks whether this machine can run real nodes, and if not, why."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _FIRST, _RUNTIME, _KUBELET, _PROXY, _GPUS = "", "containerd", "kubelet", "kube-p
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """What a real node is to be: `gpus` simulated GPUs of `gpu_memory_bytes` each.
+    """The configuration of a real node: `gpus` simulated GPUs of `gpu_memory_bytes` each.
 
     `disk_bytes`: the size of a disk of its own below /var/lib, whose free space kubelet measures;
     0 for the disk of this machine.

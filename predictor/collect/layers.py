@@ -1,4 +1,4 @@
-"""What a model's layers say where it cannot be exported: the features of a graph, by the operators.
+"""Features of a model that cannot be exported, from the operators of its layers.
 
 Follows the definitions of docs/predictor.md over ATen operators of one forward pass at batch 1, on
 the `meta` device, so that nothing is computed and no memory taken. FLOPs and parameters are those

@@ -61,7 +61,7 @@ class _GpmGet(Structure):
 
 @dataclass
 class Window:
-    """What was seen while something ran; percent and bytes."""
+    """Readings while something ran; percent and bytes."""
 
     utilisation: list[float] = field(default_factory=list)
     memory_used_bytes: list[int] = field(default_factory=list)

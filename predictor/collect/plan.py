@@ -1,4 +1,4 @@
-"""What is measured, in which order: pure."""
+"""The plan of measurements, in order: pure."""
 
 from __future__ import annotations
 

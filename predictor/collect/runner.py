@@ -26,7 +26,7 @@ _GUESS_S = 6.0
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run measures; times in seconds."""
+    """Settings of a measurement; times in seconds."""
 
     device: str = "cuda"
     backend: str = "predictor.collect.torch_backend:TorchBackend"

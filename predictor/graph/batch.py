@@ -1,4 +1,4 @@
-"""Which axis of each input is the batch, found by following the axes through the graph.
+"""Finds the batch axis of each input by following the axes through the graph.
 
 Operators say what an axis cannot be: the time of a recurrent layer, channels and sides of a
 convolution, the axis that a product sums over, the one that a Softmax or a norm works along.

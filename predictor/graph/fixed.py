@@ -1,4 +1,4 @@
-"""What the operators of a graph say of the open axes of its inputs.
+"""Infers the open axes of a graph's inputs from its operators.
 
 A convolution fixes the channels of what it reads, a product the axis that it sums over, a norm the
 axes of its scale, a sum with a table those of the table. onnx carries the symbols of the inputs

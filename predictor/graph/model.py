@@ -53,7 +53,7 @@ _STANDARD_DOMAINS = ("", "ai.onnx")
 
 @dataclass(frozen=True)
 class GraphLimits:
-    """What a graph may have at most; beyond it is refused, never tried."""
+    """Limits of a graph; a graph beyond them is refused and never tried."""
 
     nodes: int = 200_000
     tensors: int = 400_000

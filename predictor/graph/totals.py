@@ -68,7 +68,7 @@ _PLAIN = {
 
 
 class _Value(NamedTuple):
-    """What is known of a value; `origin` marks a constant that the file itself spells out.
+    """A value of the graph; `origin` marks a constant that the file itself spells out.
 
     `behind` names the operator from which on no shape is known.
     """

@@ -1,4 +1,4 @@
-"""What training does that an exported forward pass does not show.
+"""Derives from an exported forward pass what training adds to it.
 
 Exports for inference fold BatchNormalization into convolutions and write layer norms, GELU, SiLU
 and attention as many small nodes. A framework that trains runs each of them as one operator and

@@ -1,4 +1,4 @@
-"""What each model has shown next to others: how much it suffers, and how much they suffer.
+"""Measured effects of each model next to others: its own slowdown, and theirs.
 
 Of a measured pair, the logarithm of measured over predicted speed is the sum of two effects, one of
 the job and one of its partner. Each is the mean of what the other leaves, shrunk towards 0 by the

@@ -1,4 +1,4 @@
-"""What each type of GPU has shown so far of jobs that share it, against the time-sharing formula.
+"""Measured speeds of sharing jobs by type of GPU, against the time-sharing formula.
 
 A type of GPU shifts all of its pairs, and each model that ran there has effects of its own on top.
 Only slowdowns that the agents measured count, and only next to models whose utilisation was

@@ -1,4 +1,4 @@
-"""What runs of a model say of its run at another batch size or on another type of GPU.
+"""Extrapolates runs of a model to another batch size or another type of GPU.
 
 Measured time comes first: of an earlier run the time of a step, the share of it in which the GPU
 is busy, and the memory are known. The formula gives only the ratio between the two configurations.

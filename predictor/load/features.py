@@ -1,4 +1,4 @@
-"""What a learned load is learned from: the graph, the configuration, the GPU, and the formula."""
+"""Features of the load model: the graph, the configuration, the GPU, and the formula."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 @dataclass(frozen=True)
 class Allocator:
-    """How a framework takes memory from the driver.
+    """The allocator of a framework.
 
     `start_up` is what the CUDA context and the libraries take, estimate and bound, bytes.
     `growth` is what the allocator holds over what the job needs, estimate and bound.

@@ -60,7 +60,7 @@ _Estimate = TypeVar("_Estimate", Memory, Utilisation)
 
 
 class LoadDetails(BaseModel):
-    """What a load model needs apart from its trees."""
+    """The parts of a load model apart from its trees."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 

@@ -1,4 +1,4 @@
-"""What was observed of a model before: the best source of a load, and how runs are put together."""
+"""Earlier runs of a model: the best source of a load, and how runs are combined."""
 
 from __future__ import annotations
 

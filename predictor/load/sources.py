@@ -35,7 +35,7 @@ _DECLARED_UTILISATION_P95_FACTOR = 1.25
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, with all that is known: `gpu_memory_bytes` is None where it is not known.
+    """A question with all that is known: `gpu_memory_bytes` is None where it is not known.
 
     `observed` is what was seen of this very configuration, `earlier` of all others of the graph.
     """

@@ -1,4 +1,4 @@
-"""How far formulas are from measurements: 90 % intervals that hold for families that were left out.
+"""Errors of the formulas: 90 % intervals that hold for families that were left out.
 
 An interval is the estimate divided and multiplied by a factor. Split conformal prediction gives the
 factor: the score of a configuration is the absolute logarithm of measured over predicted, families

@@ -1,4 +1,4 @@
-"""Who may ask the predictor what: the API server decides, by the caller's own token.
+"""Authorises callers of the predictor: the API server decides, by the caller's own token.
 
 A model belongs to its namespace. Pushing one needs the right to create and to update ModelProfiles
 there, and so on; an admission policy keeps these rights from being used around the predictor.

@@ -65,7 +65,7 @@ _RAW_BODY = {
 
 
 class _Service:
-    """What the handlers do."""
+    """The work of the handlers."""
 
     def __init__(
         self, config: PredictorConfig, store: ProfileStore, sandbox: Sandbox, metrics: Metrics

@@ -1,4 +1,4 @@
-"""Whether predictions still fit: what runs used, compared with what was predicted for them.
+"""Tracks drift: compares what runs used with what was predicted for them.
 
 Every run that is fed back is predicted anew as if nothing of it had been observed, and the latest
 runs of each type of GPU are kept: beyond the bound, the namespace with most runs there loses its

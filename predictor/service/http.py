@@ -1,4 +1,4 @@
-"""What every request goes through: a limit on its body, its time measured, errors for people."""
+"""The middleware of every request: a limit on its body, its duration, and readable errors."""
 
 from __future__ import annotations
 

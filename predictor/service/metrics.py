@@ -1,4 +1,4 @@
-"""What the predictor tells Prometheus about itself."""
+"""The predictor's metrics for Prometheus."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _GRACE_S = 2.0
 
 
 class SandboxLimits(Section):
-    """What one parse may use."""
+    """The limits of one parse."""
 
     memory_bytes: Annotated[int, Field(gt=0)] = 1 << 30
     cpu_s: Annotated[int, Field(gt=0)] = 10

@@ -1,4 +1,4 @@
-"""What the agents of a cluster have seen of its models, as profiles to learn from."""
+"""Reads what the agents of a cluster have seen of its models, as profiles to learn from."""
 
 from __future__ import annotations
 

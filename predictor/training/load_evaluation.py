@@ -238,7 +238,7 @@ def corrected(
 
 @dataclass(frozen=True)
 class Weighing:
-    """How much of what was learned corrects the formula, on each type of GPU and `ELSEWHERE`.
+    """The weight of the learned correction on each type of GPU and `ELSEWHERE`.
 
     `inside` and `outside` (rows,) are the figures so predicted: of families left out, and of
     families and types left out.

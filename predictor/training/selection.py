@@ -1,4 +1,4 @@
-"""Which learner predicts interference best: candidates, honest splits, and a choice.
+"""Selects the learner that predicts interference best: candidates, honest splits, and a choice.
 
 [OJPP] chooses by mean absolute error among linear regression, SVR, a decision tree and k nearest
 neighbours; forest and XGBoost are added, and Horus' quadratic fitted to the same pairs is the bar.
@@ -29,7 +29,7 @@ _SEED = 0
 
 
 class Learner(Protocol):
-    """What scikit-learn calls a regressor."""
+    """A regressor as scikit-learn defines it."""
 
     def fit(self, X: Floats, y: Floats) -> object:  # noqa: N803 - scikit-learn's names
         """Learn from rows."""

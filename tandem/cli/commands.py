@@ -1,4 +1,4 @@
-"""What each command is for, and which extra has what it imports beyond the base installation.
+"""The purpose of each command, and the extra that has its imports beyond the base installation.
 
 `tandem --help` and the shell's completion of names read this table and load no command; a command
 that is not in it, of another package, is loaded for its own words.

@@ -17,7 +17,7 @@ from tandem.cli.output import clean, endless, err, out, print_json, print_table
 
 
 class Form(StrEnum):
-    """How an answer is printed."""
+    """The output format of an answer."""
 
     TABLE = "table"
     WIDE = "wide"

@@ -1,4 +1,4 @@
-"""What every command prints: tables and progress for people, JSON for programs."""
+"""Output of every command: tables and progress for people, JSON for programs."""
 
 from __future__ import annotations
 

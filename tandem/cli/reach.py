@@ -1,4 +1,4 @@
-"""How commands reach the extender's read-only API, and the options by which users say where it is.
+"""Reaches the extender's read-only API, by the options with which users say where it is.
 
 Without an address they go through the API server of the kubeconfig (`tandem.kube.tunnel`). A
 command that reads is decorated with `reads`, which adds the options and hands it a `Reader`.

@@ -31,7 +31,7 @@ Document = dict[str, Any]
 
 
 class By(StrEnum):
-    """What the rows of a report are."""
+    """The rows of a report."""
 
     NAMESPACE = "namespace"
     USER = "user"

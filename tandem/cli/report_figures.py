@@ -1,4 +1,4 @@
-"""What the table and the HTML page of a report both say of a row."""
+"""Figures of a row that the table and the HTML page of a report share."""
 
 from __future__ import annotations
 

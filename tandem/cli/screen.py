@@ -1,4 +1,4 @@
-"""What `tandem top` draws: lines of a given width and height, from what /v1/status answers. Pure.
+"""Draws `tandem top`: lines of a given width and height, from the answers of /v1/status. Pure.
 
 GPUs come first, each with two bars: memory and utilisation, measured as filled cells and predicted
 as a mark. The queue follows. Where the terminal is small, columns and then rows are left out.
@@ -39,7 +39,7 @@ _LEAST_ROWS = 3
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What was read at one moment; `gpus` is None where the reader may see none."""
+    """The readings of one moment; `gpus` is None where the reader may see none."""
 
     at: str
     overview: Document
@@ -51,7 +51,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How it is drawn: what the user has chosen."""
+    """The user's choices for the screen."""
 
     width: int
     height: int

@@ -1,4 +1,4 @@
-"""Who a caller is and what the caller may do: the API server is asked, by the caller's own token.
+"""Authenticates and authorises callers: asks the API server, by the caller's own token.
 
 For services that answer to users and programs. A caller sees and changes through us what the API
 server would let it see and change. Both answers are kept for a minute, so that a client that asks

@@ -1,4 +1,4 @@
-"""What the services ask of an API server: the real client, or the cluster in memory."""
+"""The API server as the services use it: the real client, or the cluster in memory."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class KubeClient:
 
     @property
     def credentials(self) -> Credentials:
-        """Which API server, over which connections, and as whom."""
+        """The API server, its connections and the credentials."""
         return self._credentials
 
     def bearer_token(self) -> str:

@@ -1,4 +1,4 @@
-"""Which API server, over which connections, and as whom: from wherever this process runs."""
+"""Finds the API server, its connections and the credentials, wherever this process runs."""
 
 from __future__ import annotations
 

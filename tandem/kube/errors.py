@@ -1,4 +1,4 @@
-"""What can go wrong when we speak to the API server, as types that callers can tell apart."""
+"""Errors of requests to the API server, as types that callers can tell apart."""
 
 # ruff: noqa: N818 - the errors bear the names that Kubernetes gives these answers
 

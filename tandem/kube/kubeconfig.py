@@ -1,4 +1,4 @@
-"""What a kubeconfig file says: which server, which certificates, and how to log in there.
+"""Reads kubeconfig files: the server, its certificates, and how to log in there.
 
 Files and fields mean what they mean to kubectl: $KUBECONFIG may name several files, the first that
 has a name wins, and a path is relative to the file that names it. Logins: a token, a file with one,

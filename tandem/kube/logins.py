@@ -30,7 +30,7 @@ EARLY = timedelta(minutes=1)
 
 @dataclass(frozen=True)
 class Login:
-    """What is shown to the API server; `ends` is when it is worth nothing any more."""
+    """A login at the API server; `ends` is when it expires."""
 
     header: str | None = None
     certificate: bytes | None = None

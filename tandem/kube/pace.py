@@ -1,4 +1,4 @@
-"""How often the API server may be asked, so that its trouble is not made worse by ours."""
+"""Limits how often the API server is asked, so that retries do not add to its load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How patient a reflector is; seconds.
+    """Pauses of a reflector; seconds.
 
     The API server sends a bookmark about each minute, so that nothing for `read_timeout_s` means
     a dead watch; but the beginning of an answer comes within `answer_timeout_s` or not at all. A

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class EventType(StrEnum):
-    """What became of an object."""
+    """The change of an object."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -46,7 +46,7 @@ def drop_managed_fields(item: Object, _known: Object | None = None) -> Object:
 
 
 class Identified:
-    """What `trim` may make of an object: it says itself who it is and of which version.
+    """The result of `trim`: an object that names itself and its version.
 
     It is kept as it is, under its own key, which saves memory for each object of a large cluster.
     """
@@ -66,7 +66,7 @@ class _Kept(NamedTuple):
 
 
 class Selector(NamedTuple):
-    """Which objects are mirrored, as the API server writes selectors; empty: all."""
+    """Selectors of the mirrored objects, as the API server writes them; empty: all."""
 
     labels: str = ""
     fields: str = ""

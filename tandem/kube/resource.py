@@ -1,4 +1,4 @@
-"""Which paths of the API server hold which objects."""
+"""Kinds of objects, and their paths at the API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an API server refuses of an object by itself: names, labels, sizes, schemas of ours.
+"""Validates objects as an API server does by itself: names, labels, sizes, schemas of ours.
 
 `tests/kube/test_kube_contract.py` compares it with a real one.
 """

@@ -47,7 +47,7 @@ _EDITED = "/v1/models"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the service answered."""
+    """The answer of the service."""
 
     status: int
     body: bytes

@@ -1,4 +1,4 @@
-"""What jobs ask for as columns: a constraint answers for many jobs at once."""
+"""Requests of jobs as columns: a constraint answers for many jobs at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decision can be: a place, or the reasons why there is none."""
+"""A decision: a place, or the reasons why there is none."""
 
 from __future__ import annotations
 

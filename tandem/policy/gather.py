@@ -1,4 +1,4 @@
-"""Which of the allowed GPUs a gang of one-GPU workers takes together."""
+"""Chooses the GPUs that a gang of one-GPU workers takes together."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class SubBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """What the time and the memory of one iteration depend on: [SJF-BSBF] Eq. (3), (4), (7)."""
+    """Parameters of the time and the memory of one iteration: [SJF-BSBF] Eq. (3), (4), (7)."""
 
     batch: int  # items a GPU and iteration
     compute_fixed_s: float  # a of Eq. (3)
@@ -47,7 +47,7 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """What is known of a gang while its workers are placed one by one."""
+    """A gang while its workers are placed one by one."""
 
     handle: int  # its name among the residents
     least_slowdown: float = float("inf")  # that one of its workers is sure to have in the end

@@ -95,7 +95,7 @@ class JobArrays:
 
 @dataclass(frozen=True)
 class History:
-    """What finished jobs teach: their total service, GPU-seconds, and the GPUs of each gang.
+    """Samples of finished jobs: their total service, GPU-seconds, and the GPUs of each gang.
 
     All are (jobs,). Without `gpus`, each job had one GPU; without `namespaces`, all are of one.
     """
@@ -107,7 +107,7 @@ class History:
 
     @cached_property
     def votes(self) -> Floats | None:
-        """How much each job counts, (jobs,); None where each counts fully."""
+        """The weight of each job, (jobs,); None where each counts fully."""
         return votes(self.namespaces)
 
     @cached_property
@@ -117,12 +117,12 @@ class History:
 
     @cached_property
     def sorted_votes(self) -> Floats | None:
-        """How much each of the sorted samples counts; None where each counts fully."""
+        """The weight of each of the sorted samples; None where each counts fully."""
         order = np.argsort(self.service_gpu_s, kind="stable")
         return None if self.votes is None else self.votes[order]
 
     def runs(self, scale_s: float) -> Runs:
-        """How long the jobs ran, in bins of a scale, by their GPUs."""
+        """Return the running times of the jobs, in bins of a scale, by their GPUs."""
         if scale_s not in self._runs:
             gpus = np.ones(len(self.service_gpu_s), int) if self.gpus is None else self.gpus
             run_s = self.service_gpu_s / gpus

@@ -22,7 +22,7 @@ _BEST_SCORED = BestScored()
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What the pipeline says of one worker of a job on each GPU."""
+    """The verdict of the pipeline on one worker of a job, on each GPU."""
 
     allowed: Bools  # (gpus,)
     refused_by: Ints  # (gpus,) index of the first constraint that refuses, -1 where allowed

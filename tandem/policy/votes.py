@@ -1,4 +1,4 @@
-"""How much each namespace counts in what all have taught, and what is forgotten first.
+"""Weights of namespaces in what all have taught, and the order of forgetting.
 
 What decides about the jobs of all tenants must not follow the one that ends the most jobs.
 """

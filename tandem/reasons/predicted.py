@@ -1,4 +1,4 @@
-"""What is predicted of a job, in words: the same in commands and in decisions of a GPUJob."""
+"""The prediction for a job in words: the same in commands and in decisions of a GPUJob."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the policies believe: predictions of slowdown and memory, with their error."""
+"""Predictions of slowdown and memory that policies decide on, with their error."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tandem.policy.units import SAME_MOMENT_S
 
 
 class Kind(IntEnum):
-    """What happens; of events at one time, the lower kind comes first."""
+    """Kinds of events; of events at one time, the lower kind comes first."""
 
     END = 0
     ARRIVE = 1
@@ -29,7 +29,7 @@ _OF_A_JOB = (Kind.END, Kind.CROSS, Kind.PROMOTE, Kind.BEGIN)
 
 
 class Events:
-    """What is expected, soonest first.
+    """A queue of expected events, soonest first.
 
     An event of a job, or of a GPU's memory, carries the version that its job or GPU had when it was
     expected; `void_job` and `void_row` raise the version, so that it is passed over.

@@ -1,4 +1,4 @@
-"""What happened in one run, job by job and over time."""
+"""The outcome of one run, job by job and over time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tandem.policy.units import Floats, Ints
 
 @dataclass(slots=True)
 class Outcome:
-    """What happened, job by job and over time."""
+    """The outcome, job by job and over time."""
 
     submit_s: Floats
     end_s: Floats

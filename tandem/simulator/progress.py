@@ -1,4 +1,4 @@
-"""What running jobs do in truth: how fast they are, when they end, when memory runs over."""
+"""True progress of running jobs: their speeds, their ends, and when memory runs out."""
 
 from __future__ import annotations
 

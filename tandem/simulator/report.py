@@ -1,4 +1,4 @@
-"""What a run comes to: the figures of the JSON and of the tables."""
+"""Reports a run: the figures of the JSON and of the tables."""
 
 from __future__ import annotations
 

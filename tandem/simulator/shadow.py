@@ -1,4 +1,4 @@
-"""What Tandem would have done with the jobs that shadow mode has recorded: replayed, and compared.
+"""Replays the jobs that shadow mode has recorded as Tandem would place them, and compares.
 
 The jobs come when they came and run for as long as they ran; the cluster is the recorded one.
 """
@@ -75,7 +75,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What one simulation comes to for the jobs that are compared; `saved` is of GPU-seconds."""
+    """The result of one simulation for the compared jobs; `saved` is in GPU-seconds."""
 
     wait_s: Floats
     completion_s: Floats

@@ -1,4 +1,4 @@
-"""What really happens on a shared GPU: slowdowns, memory, costs. The policies never see it."""
+"""The truth of a shared GPU: slowdowns, memory, costs. The policies never see it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MemoryCourse:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long a cluster takes with each job, seconds."""
+    """Delays of a cluster with each job, seconds."""
 
     start_s: Floats  # (jobs,) for which it holds its GPUs before it begins
     release_s: Floats  # (jobs,) for which its GPUs are not free yet once it is preempted

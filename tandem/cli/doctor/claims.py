@@ -14,7 +14,7 @@ DEVICE_CLASSES = Resource("resource.k8s.io", "v1", "DeviceClass", "deviceclasses
 
 
 def claims(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether jobs get claims for the nodes that need them, and whether their drivers are there.
+    """Check whether jobs get claims for the nodes that need them, and whether drivers are there.
 
     A part of the check of GPUs: nothing is said where all is well.
     """

@@ -1,4 +1,4 @@
-"""What the checks read: each collection once, and of each object only what a check needs."""
+"""Reads the cluster for the checks: each collection once, and of each object what a check needs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _FEATURE = re.compile(r'^kubernetes_feature_enabled\{name="([^"]+)"[^}]*\} ([01]
 
 
 class Server:
-    """What an API server says of itself."""
+    """The version and features of an API server."""
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
@@ -103,7 +103,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What the checks need of a Node. `handlers`: None where kubelet does not report them."""
+    """A Node, as the checks need it. `handlers`: None where kubelet does not report them."""
 
     name: str
     labels: dict[str, str]
@@ -115,7 +115,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the checks need of a GPUNode.
+    """A GPUNode, as the checks need it.
 
     `written_s` is the API server's time of the latest report, `observed_s` the agent's own.
     `gpus`: UUID, model, and why no new work goes there ('' where it does).
@@ -200,7 +200,7 @@ class Cluster:
 
     @cached_property
     def shadow(self) -> bool:
-        """Whether another scheduler places all pods and Tandem records them (`mode: shadow`).
+        """Check whether another scheduler places all pods and Tandem records them (`mode: shadow`).
 
         False where that may not be read.
         """

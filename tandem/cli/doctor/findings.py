@@ -1,4 +1,4 @@
-"""What a check is: it reads the cluster and yields findings, of which each is one line."""
+"""Checks and their findings: a check reads the cluster and yields findings, one line each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAID = 300  # characters of what a server says; a proxy may answer with a page
 
 
 class Outcome(StrEnum):
-    """How a check came out. `UNKNOWN`: the check could not be made."""
+    """The result of a check. `UNKNOWN`: the check could not be made."""
 
     OK = "ok"
     WARNING = "warning"

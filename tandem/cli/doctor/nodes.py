@@ -25,7 +25,7 @@ _SHOWN = 5
 
 
 def present(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether there are nodes for the agents, and whether they are up."""
+    """Check whether there are nodes for the agents, and whether they are up."""
     found = cluster.gpu_nodes
     selector = cluster.agent_template.get("nodeSelector") or {}
     wanted = ",".join(f"{key}={value}" for key, value in selector.items())
@@ -47,7 +47,7 @@ def present(cluster: Cluster) -> Iterator[Verdict]:
 
 
 def taints(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether pods of others are kept off the GPU nodes."""
+    """Check whether pods of others are kept off the GPU nodes."""
     bare = [node.name for node in cluster.gpu_nodes if names.GPU_TAINT not in node.taints]
     if bare:
         yield warning(
@@ -61,7 +61,7 @@ def taints(cluster: Cluster) -> Iterator[Verdict]:
 
 
 def runtime_class(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether the runtime class exists that gives containers their GPUs."""
+    """Check whether the runtime class exists that gives containers their GPUs."""
     wanted = cluster.agent_template.get("runtimeClassName")
     found = cluster.runtime_class
     if found is not None:
@@ -78,7 +78,7 @@ def runtime_class(cluster: Cluster) -> Iterator[Verdict]:
 
 
 def toolkit(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether the container toolkit is there and honours the assignment of GPUs."""
+    """Check whether the container toolkit is there and honours the assignment of GPUs."""
     said = False
     handler = (cluster.runtime_class or {}).get("handler")
     without = [
@@ -114,7 +114,7 @@ def toolkit(cluster: Cluster) -> Iterator[Verdict]:
 
 
 def device_plugins(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether something else gives out the same GPUs."""
+    """Check whether something else gives out the same GPUs."""
     both = {node.name: node.handed_out for node in cluster.gpu_nodes if node.handed_out}
     if both:
         first = min(both)
@@ -130,7 +130,7 @@ def device_plugins(cluster: Cluster) -> Iterator[Verdict]:
 
 
 def agents(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether an agent runs on each GPU node."""
+    """Check whether an agent runs on each GPU node."""
     found = cluster.get(DAEMON_SETS, "tandem-agent", cluster.agents)
     if found is None:
         yield failed(
@@ -160,7 +160,7 @@ def agents(cluster: Cluster) -> Iterator[Verdict]:
 
 
 def reports(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether each agent has reported lately."""
+    """Check whether each agent has reported lately."""
     known = {report.node: report for report in cluster.reports}
     silent = [node.name for node in cluster.gpu_nodes if node.name not in known]
     ages = {
@@ -189,7 +189,7 @@ def reports(cluster: Cluster) -> Iterator[Verdict]:
 
 
 def gpus(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether new work may go to the GPUs."""
+    """Check whether new work may go to the GPUs."""
     lines = [line for report in cluster.reports for line in _faults(report)]
     total = sum(len(report.gpus) for report in cluster.reports)
     yield from lines[:_SHOWN]
@@ -237,7 +237,7 @@ def _faults(report: Report) -> Iterator[Verdict]:
 
 
 def deletions(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether pods hold GPUs though they were deleted long ago."""
+    """Check whether pods hold GPUs though they were deleted long ago."""
     overdue = [
         (cluster.server_s - asked_s, where, node)
         for found in cluster.every(PODS, trim=_deleted)

@@ -56,7 +56,7 @@ RIGHTS = {
 
 
 def version(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether the API server is recent enough."""
+    """Check whether the API server is recent enough."""
     said = cluster.server.version()
     numbers = re.match(r"v?(\d+)\.(\d+)", said)
     least = "{}.{}".format(*OLDEST)
@@ -69,7 +69,7 @@ def version(cluster: Cluster) -> Iterator[Verdict]:
 
 
 def gates(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether features that we need are switched off."""
+    """Check whether features that we need are switched off."""
     try:
         features = cluster.server.features()
     except Forbidden:
@@ -92,7 +92,7 @@ def gates(cluster: Cluster) -> Iterator[Verdict]:
 
 
 def definitions(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether our custom resources are served."""
+    """Check whether our custom resources are served."""
     try:
         served = cluster.server.resources(names.API_VERSION)
     except NotFound:
@@ -108,7 +108,7 @@ def definitions(cluster: Cluster) -> Iterator[Verdict]:
 
 
 def caller(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether the caller may see jobs and GPUs."""
+    """Check whether the caller may see jobs and GPUs."""
     everywhere = cluster.may("list", "gpujobs")
     nodes = cluster.may("list", "gpunodes")
     if not everywhere and not cluster.may("list", "gpujobs", namespace=cluster.own):
@@ -123,7 +123,7 @@ def caller(cluster: Cluster) -> Iterator[Verdict]:
 
 
 def accounts(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether RBAC gives our services what they need."""
+    """Check whether RBAC gives our services what they need."""
     broken = False
     for (namespace, account), rights in RIGHTS.items():
         where = cluster.agents if namespace == names.AGENT_NAMESPACE else cluster.namespace
@@ -160,7 +160,7 @@ def lacks(
 
 
 def clocks(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether clocks agree with the API server's."""
+    """Check whether clocks agree with the API server's."""
     said = False
     ours = cluster.clock() - cluster.server_s
     # The server's second has begun by up to 1 s.
@@ -199,7 +199,7 @@ def clocks(cluster: Cluster) -> Iterator[Verdict]:
 
 
 def leader(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether a kube-scheduler holds the Lease, so that the queue moves."""
+    """Check whether a kube-scheduler holds the Lease, so that the queue moves."""
     if attached(cluster):
         yield ok("no leader is elected, since your own scheduler calls the extender")
         return

@@ -58,13 +58,13 @@ def attached(cluster: Cluster) -> bool:
 
 
 def scheduler(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether the scheduler's pods run, and the extender answers through the API server."""
+    """Check whether the scheduler's pods run, and the extender answers through the API server."""
     without = "nothing is placed, and pods with GPUs are refused"
     yield from _deployment(cluster, "scheduler", without, _no_answer(cluster, "/v1/status/scope"))
 
 
 def predictor(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether the predictor's pods run, and it answers the extender."""
+    """Check whether the predictor's pods run, and it answers the extender."""
     without = "jobs are placed by what they declare, or take whole GPUs"
     no_answer = _no_answer(cluster, "/v1/models", behind=True)
     yield from _deployment(cluster, "predictor", without, no_answer)
@@ -122,7 +122,7 @@ def _deployment(
 
 
 def webhook(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether the API server gets an answer of our webhook."""
+    """Check whether the API server gets an answer of our webhook."""
     found = cluster.get(MUTATING_WEBHOOKS, WEBHOOK)
     upgrade = f"helm upgrade tandem helm/tandem -n {cluster.namespace} --reuse-values"
     if found is None:
@@ -214,7 +214,7 @@ def authority(configuration: Object | None) -> bytes:
 
 
 def certificate(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether the webhook's certificate is valid, and its authority the one that is trusted."""
+    """Check whether the webhook's certificate is valid, and its authority trusted."""
     restart = f"kubectl rollout restart -n {cluster.namespace} deployment/tandem-scheduler"
     bundle = authority(cluster.get(MUTATING_WEBHOOKS, WEBHOOK))
     if not bundle:
@@ -289,7 +289,7 @@ def _served(cluster: Cluster, secret: Object, bundle: bytes, restart: str) -> It
 
 
 def policies(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether the admission policies are in force."""
+    """Check whether the admission policies are in force."""
     there = {each["metadata"]["name"] for each in cluster.every(POLICY_BINDINGS)}
     missing = [name for name in POLICIES if name not in there]
     upgrade = f"helm upgrade tandem helm/tandem -n {cluster.namespace} --reuse-values"
@@ -305,7 +305,7 @@ def policies(cluster: Cluster) -> Iterator[Verdict]:
 
 
 def priority_class(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether the class exists that the webhook gives to pods."""
+    """Check whether the class exists that the webhook gives to pods."""
     found = cluster.get(PRIORITY_CLASSES, names.PRIORITY_CLASS)
     if found is None:
         yield failed(

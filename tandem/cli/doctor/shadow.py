@@ -22,7 +22,7 @@ _LATE_S = 900.0
 
 
 def caller(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether the caller may read the record."""
+    """Check whether the caller may read the record."""
     if cluster.may("get", "configmaps", group="", namespace=cluster.namespace):
         yield ok("you may read the record")
     else:
@@ -33,7 +33,7 @@ def caller(cluster: Cluster) -> Iterator[Verdict]:
 
 
 def account(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether RBAC lets the recorder see pods and nodes."""
+    """Check whether RBAC lets the recorder see pods and nodes."""
     name = f"tandem-{COMPONENT}"
     if missing := lacks(cluster, cluster.namespace, name, RIGHTS):
         yield failed(
@@ -46,7 +46,7 @@ def account(cluster: Cluster) -> Iterator[Verdict]:
 
 
 def recorder(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether the recorder's pod runs."""
+    """Check whether the recorder's pod runs."""
     name = f"tandem-{COMPONENT}"
     found = cluster.get(DEPLOYMENTS, name, cluster.namespace) or {}
     if (found.get("status") or {}).get("availableReplicas", 0):
@@ -61,7 +61,7 @@ def recorder(cluster: Cluster) -> Iterator[Verdict]:
 
 
 def record(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether what is recorded is written, and can be read."""
+    """Check whether what is recorded is written, and can be read."""
     logs = f"kubectl logs -n {cluster.namespace} deployment/tandem-{COMPONENT}"
     today = int(cluster.server_s // DAY_S)
     saved_s = []
@@ -83,7 +83,7 @@ def record(cluster: Cluster) -> Iterator[Verdict]:
 
 
 def gpu_nodes(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether nodes have GPUs of which pods can ask."""
+    """Check whether nodes have GPUs of which pods can ask."""
     having = [node.name for node in cluster.nodes if node.handed_out]
     if having:
         yield ok(f"{plural(len(having), 'node')} with GPUs")

@@ -1,4 +1,4 @@
-"""How many jobs a GPU holds, and who never shares."""
+"""Limits the number of jobs on a GPU, and keeps some jobs alone."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What one round does with the ordered jobs: one way a file."""
+"""Dispatches: how one round places the ordered jobs; one a file."""

@@ -95,7 +95,7 @@ def _by_value(valuation: Valuation, jobs: Ints) -> Ints:
 
 
 class _Queue:
-    """What the waiting jobs would yield on GPUs that a victim leaves.
+    """The yield of the waiting jobs on GPUs that a victim leaves.
 
     A small job does not need all GPUs of a gang. The rest yields what the next jobs in the order
     that fit there yield; if it stays idle, the exchange loses more than it gains.

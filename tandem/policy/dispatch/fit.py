@@ -1,4 +1,4 @@
-"""Who fits when jobs are taken in order and those that do not fit are skipped."""
+"""Finds the jobs that fit when jobs are taken in order and those that do not fit are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which residents waiting gangs would best replace: an estimate for all gangs and GPUs at once."""
+"""Estimates which residents waiting gangs would best replace, for all gangs and GPUs at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _AT_ONCE = 16  # gangs of which it is estimated together whether an exchange pay
 
 
 class Swaps:
-    """What each GPU could yield more with a worker of a waiting gang in place of residents.
+    """The additional yield of each GPU with a worker of a waiting gang in place of residents.
 
     Each GPU is taken for itself: the gang's worker is alone there, or next to one of the residents.
     A gang then takes the GPUs on which its yield exceeds `factor` times the loss by most. No

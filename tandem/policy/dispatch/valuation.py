@@ -1,4 +1,4 @@
-"""What a place is worth to a job and to those that are there: the arithmetic of sharing."""
+"""Values a place for a job and for its residents: the arithmetic of sharing."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ class Valuation:
 
 
 class Offers:
-    """What each of some jobs would do on each of some GPUs; shapes (jobs, gpus).
+    """Offers: the effect of some jobs on some GPUs; shapes (jobs, gpus).
 
     `speed` is a worker's own next to the residents. `loss` is what they lose, in completions
     per second; a gang loses as a whole, shared out over those of its GPUs that are taken. `slowed`

@@ -1,4 +1,4 @@
-"""What a measurement of a running job says of it and of its neighbours."""
+"""Infers slowdowns from measurements of a running job and of its neighbours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a job runs on a slice of a GPU (MIG)."""
+"""The speed of a job on a slice of a GPU (MIG)."""
 
 from __future__ import annotations
 

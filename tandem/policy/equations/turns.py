@@ -1,4 +1,4 @@
-"""Whether jobs of unknown length had better share a GPU or take turns on it."""
+"""Decides whether jobs of unknown length share a GPU or take turns on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a second of service to a job is worth: its expected rate of completion."""
+"""The worth of a second of service to a job: its expected rate of completion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AHEAD = 6  # bins past the longest job: about ten times as long
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """How many jobs ended in each bin of running time, and how long jobs ran there, by size.
+    """Endings and exposure in each bin of running time, by size.
 
     Shapes: sizes are the different numbers of GPUs, ascending; the rest is (bins, sizes).
 

@@ -1,1 +1,1 @@
-"""Who is tried first: one order a file."""
+"""Orders: which job is tried first; one a file."""

@@ -1,4 +1,4 @@
-"""What all orders share: sort keys over arrays, one call for gangs and one for whole tables."""
+"""The base of orders: sort keys over arrays, one call for gangs and one for whole tables."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How good a GPU is for a job: one score a file."""
+"""Scores: how well a GPU suits a job; one a file."""
