@@ -9,13 +9,12 @@ from typing import Any
 from scheduler_extender.admission.checks import check_pod, environment, misuses_scheduler
 from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.gpu_memory import may_share, memory_variables, memory_warnings
+from scheduler_extender.admission.json_patch import Operation, add, escape
 from scheduler_extender.admission.podshape import Placed, PodShape, PodSpec
 from scheduler_extender.admission.request import Request, gets_gpus, is_ours
 from tandem.contracts import names
 from tandem.contracts.annotations import FieldError
 from tandem.contracts.claims import ENTRY, claim_name, entry, is_entry
-
-Operation = dict[str, Any]
 
 NVIDIA_RUNTIME_CLASS = "nvidia"
 _GATE = {"name": names.SCHEDULING_GATE}
@@ -63,7 +62,7 @@ def admit_pod(
     patch += _resources(pod, request)
     patch += _annotations(pod, request, verdict.warnings)
     if spec.scheduler_name != config.scheduler_name:
-        patch.append(_add("/spec/schedulerName", config.scheduler_name))
+        patch.append(add("/spec/schedulerName", config.scheduler_name))
     if _GATE not in spec.scheduling_gates:
         patch.append(_append("/spec/schedulingGates", spec.scheduling_gates, _GATE))
     if _TOLERATION not in spec.tolerations:
@@ -72,7 +71,7 @@ def admit_pod(
         config.runtime_class == "auto" and has_runtime_class
     )
     if wants_class and not spec.runtime_class_name:
-        patch.append(_add("/spec/runtimeClassName", NVIDIA_RUNTIME_CLASS))
+        patch.append(add("/spec/runtimeClassName", NVIDIA_RUNTIME_CLASS))
     patch += _priority(spec, config.priority_class, verdict.warnings)
     patch += _environments(pod, request, config.agent_port, memory_limits=config.memory_limits)
     if config.gpu_claims and review:
@@ -86,17 +85,17 @@ def _resources(pod: PodShape, request: Request) -> Iterator[Operation]:
     container = pod.spec.containers[request.container]
     resources, at = container.resources, f"/spec/containers/{request.container}/resources"
     for section, name in request.taken_out:
-        yield {"op": "remove", "path": f"{at}/{section}/{_escape(name)}"}
+        yield {"op": "remove", "path": f"{at}/{section}/{escape(name)}"}
     if resources.of(names.RESOURCE):
         return
     amount = str(request.gpus)
     if "resources" not in container.model_fields_set:
-        yield _add(at, {"limits": {names.RESOURCE: amount}})
+        yield add(at, {"limits": {names.RESOURCE: amount}})
         return
     if "limits" not in resources.model_fields_set:
-        yield _add(f"{at}/limits", {names.RESOURCE: amount})
+        yield add(f"{at}/limits", {names.RESOURCE: amount})
     for section in sorted(resources.model_fields_set & {"limits", "requests"}):
-        yield _add(f"{at}/{section}/{_escape(names.RESOURCE)}", amount)
+        yield add(f"{at}/{section}/{escape(names.RESOURCE)}", amount)
 
 
 def _claim(pod: PodShape, request: Request, review: str) -> Iterator[Operation]:
@@ -127,11 +126,11 @@ def _annotations(pod: PodShape, request: Request, warnings: list[str]) -> Iterat
             " sets it"
         )
     if not present and wanted:
-        yield _add("/metadata/annotations", wanted)
+        yield add("/metadata/annotations", wanted)
         return
     for name, value in wanted.items():
         if present.get(name) != value:
-            yield _add(f"/metadata/annotations/{_escape(name)}", value)
+            yield add(f"/metadata/annotations/{escape(name)}", value)
 
 
 def _priority(spec: PodSpec, priority_class: str, warnings: list[str]) -> Iterator[Operation]:
@@ -144,7 +143,7 @@ def _priority(spec: PodSpec, priority_class: str, warnings: list[str]) -> Iterat
             f"spec.priorityClassName: {priority_class} takes the place of {present}: "
             "the queue decides on the order of jobs with GPUs"
         )
-    yield _add("/spec/priorityClassName", priority_class)
+    yield add("/spec/priorityClassName", priority_class)
     if spec.priority is not None:
         yield {"op": "remove", "path": "/spec/priority"}
     if spec.preemption_policy is not None:
@@ -168,26 +167,17 @@ def _environments(
             yield from _token(placed, pod.spec)
         if gpu and placed.body.termination_message_policy != _LAST_OUTPUT:
             # The end of its output says whether a container ran out of GPU memory.
-            yield _add(f"{placed.pointer}/terminationMessagePolicy", _LAST_OUTPUT)
+            yield add(f"{placed.pointer}/terminationMessagePolicy", _LAST_OUTPUT)
         missing = [variable for variable in ours if variable not in placed.body.env]
         if missing and not placed.body.env:
-            yield _add(f"{placed.pointer}/env", missing)
+            yield add(f"{placed.pointer}/env", missing)
         else:
             for variable in reversed(missing):
-                yield _add(f"{placed.pointer}/env/0", variable)
+                yield add(f"{placed.pointer}/env/0", variable)
 
 
 def _append(path: str, present: Sequence[object], value: object) -> Operation:
-    return _add(f"{path}/-", value) if present else _add(path, [value])
-
-
-def _add(path: str, value: object) -> Operation:
-    return {"op": "add", "path": path, "value": value}
-
-
-def _escape(name: str) -> str:
-    """Return a key as a JSON pointer writes it (RFC 6901)."""
-    return name.replace("~", "~0").replace("/", "~1")
+    return add(f"{path}/-", value) if present else add(path, [value])
 
 
 # --- what lets a job tell its progress to the agent of its node ---------------------------------

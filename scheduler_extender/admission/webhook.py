@@ -11,7 +11,7 @@ import base64
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -20,14 +20,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from scheduler_extender.admission.config import AdmissionConfig
+from scheduler_extender.admission.handwritten import Read, Rewriting, names_templates, rewrite
+from scheduler_extender.admission.json_patch import patched
 from scheduler_extender.admission.patch import NVIDIA_RUNTIME_CLASS, Verdict, admit_pod
 from scheduler_extender.admission.podshape import PodShape
+from scheduler_extender.admission.request import is_ours
 from scheduler_extender.admission.templates import admit_owner, shape_errors
 from tandem.contracts.annotations import MAX_ERRORS, FieldError
 from tandem.contracts.prediction import ErrorBody
 from tandem.kube.api import ClusterApi
-from tandem.kube.errors import NotFound
-from tandem.kube.resource import RUNTIME_CLASSES
+from tandem.kube.client import KubeClient
+from tandem.kube.errors import KubeError, NotFound
+from tandem.kube.resource import RESOURCE_CLAIM_TEMPLATES, RUNTIME_CLASSES
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +43,7 @@ _LOGGED = 256  # characters of a name that a caller has chosen
 MAX_PARTS = 200_000
 
 _HEAD_BYTES = 4096
+_TEMPLATE_S = 2.0
 _NAMESPACE = re.compile(rb'"namespace":"([^"\\]{1,63})"')
 
 #: Judges the body of a review: returns the status and the body of the answer.
@@ -89,6 +94,7 @@ def admission_router(
     has_runtime_class: Callable[[], bool] = lambda: False,
     count: Callable[[str], None] = lambda _: None,
     run: Run | None = None,
+    templates: Read | None = None,
 ) -> APIRouter:
     """Return the routes `/mutate` and, for adopted namespaces, `/mutate-adopted`.
 
@@ -96,7 +102,8 @@ def admission_router(
     distinguishes adopted namespaces from others by the selectors of the two webhooks.
     `has_runtime_class` answers whether the cluster has the runtime class `nvidia`; `count` is
     called with each verdict: `refused`, `changed` or `as it is`; `run` says where the work is done,
-    a thread where it is not given.
+    a thread where it is not given. `templates` reads the ResourceClaimTemplates that pods name,
+    None: they are not looked at.
     """
     router = APIRouter(tags=["admission"])
     run = run or _in_a_thread
@@ -104,7 +111,9 @@ def admission_router(
         ("/mutate", False, "Admit a pod or an owner of pods"),
         ("/mutate-adopted", True, "Admit in an adopted namespace: nvidia.com/gpu becomes ours"),
     ):
-        judge_body = partial(answer_review, config, has_runtime_class, count, adopt=adopt)
+        judge_body = partial(
+            answer_review, config, has_runtime_class, count, adopt=adopt, templates=templates
+        )
         router.add_api_route(
             path,
             _endpoint(run, judge_body),
@@ -134,10 +143,12 @@ def answer_review(
     body: bytes,
     *,
     adopt: bool,
+    templates: Read | None = None,
 ) -> tuple[int, bytes]:
     """Return the status and the body of the answer to a review. Pure but for log and `count`.
 
-    Status 422 says that the body is no AdmissionReview, 413 that it has too many parts.
+    Status 422 says that the body is no AdmissionReview, 413 that it has too many parts, 503 that
+    the API server did not answer what the pod's claims ask for.
     """
     if body.count(b"{") + body.count(b"[") > MAX_PARTS:
         return 413, _error(f"the review has over {MAX_PARTS} objects and lists")
@@ -145,7 +156,17 @@ def answer_review(
         request = AdmissionReview.model_validate_json(body).request
     except ValidationError as error:
         return _UNPROCESSABLE, _error("; ".join(map(str, shape_errors(error))))
-    verdict = judge(request, config, adopt=adopt, has_runtime_class=has_runtime_class())
+    try:
+        verdict = judge(
+            request,
+            config,
+            adopt=adopt,
+            has_runtime_class=has_runtime_class(),
+            templates=templates,
+        )
+    except KubeError as error:
+        log.warning("templates not read object=%s error=%s", request.namespace[:_LOGGED], error)
+        return 503, _error("the API server does not say what the pod's claims ask for")
     if verdict.errors:
         _log_refusal(request, verdict)
     outcome = "changed" if verdict.patch else "as it is"
@@ -206,6 +227,19 @@ def has_nvidia_runtime_class(api: ClusterApi) -> bool:
     return True
 
 
+def templates_of(api: KubeClient) -> Read:
+    """Return what reads ResourceClaimTemplates for reviews: at once or not, since pods wait."""
+
+    def read(namespace: str, name: str) -> Mapping[str, Any] | None:
+        path = RESOURCE_CLAIM_TEMPLATES.path(namespace, name)
+        try:
+            return api.request("GET", path, read_timeout_s=_TEMPLATE_S)
+        except NotFound:
+            return None
+
+    return read
+
+
 def _log_refusal(request: AdmissionRequest, verdict: Verdict) -> None:
     """Log who was refused what, and which fields were wrong; not what was written in them."""
     log.info(
@@ -225,8 +259,12 @@ def judge(
     *,
     adopt: bool = False,
     has_runtime_class: bool = False,
+    templates: Read | None = None,
 ) -> Verdict:
-    """Return the verdict on a request; what is not for us is let through as it is."""
+    """Return the verdict on a request; what is not for us is let through as it is.
+
+    `templates` reads the ResourceClaimTemplates that a pod names; what it raises goes through.
+    """
     body = request.object_
     if body is None or request.operation not in ("CREATE", "UPDATE"):
         return Verdict()
@@ -239,9 +277,19 @@ def judge(
         pod = PodShape.model_validate(body)
     except ValidationError as error:
         return Verdict(errors=shape_errors(error))
-    return admit_pod(
+    rewriting = Rewriting()
+    if config.gpu_claims and templates and names_templates(pod) and not is_ours(pod, adopt=adopt):
+        rewriting = rewrite(pod, request.namespace, request.uid, templates)
+        if rewriting.errors:
+            return Verdict(errors=rewriting.errors)
+        if rewriting.patch:
+            pod = PodShape.model_validate(patched(body, rewriting.patch))
+    verdict = admit_pod(
         pod, config, adopt=adopt, has_runtime_class=has_runtime_class, review=request.uid
     )
+    verdict.patch[:0] = rewriting.patch
+    verdict.warnings[:0] = rewriting.warnings
+    return verdict
 
 
 def review_response(uid: str, verdict: Verdict) -> dict[str, Any]:

@@ -35,7 +35,12 @@ from pydantic import BaseModel, ConfigDict
 
 from scheduler_extender.admission.config import AdmissionConfig, Rotation
 from scheduler_extender.admission.rotation import Keeper
-from scheduler_extender.admission.webhook import Judge, admission_router, namespace_of
+from scheduler_extender.admission.webhook import (
+    Judge,
+    admission_router,
+    namespace_of,
+    templates_of,
+)
 from scheduler_extender.cluster.kinds import WorkloadKind, know_templates, merged
 from scheduler_extender.config import Listen, Public
 from scheduler_extender.predictor_token import predictor_token
@@ -183,7 +188,13 @@ def front_app(
         return answer
 
     app.include_router(
-        admission_router(config.admission, lambda: line.has_runtime_class, line.count, judged)
+        admission_router(
+            config.admission,
+            lambda: line.has_runtime_class,
+            line.count,
+            judged,
+            templates_of(api),
+        )
     )
     app.include_router(_health(line))
     readers = Readers(api, audience=API_AUDIENCE)

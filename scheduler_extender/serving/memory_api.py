@@ -6,8 +6,7 @@ watches: readers list.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
@@ -15,7 +14,8 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 
 from scheduler_extender.admission.config import AdmissionConfig
-from scheduler_extender.admission.patch import Operation, admit_pod
+from scheduler_extender.admission.json_patch import patched
+from scheduler_extender.admission.patch import admit_pod
 from scheduler_extender.admission.podshape import PodShape
 from tandem.kube.client import Object
 from tandem.kube.errors import Invalid, KubeError, NotFound
@@ -37,25 +37,6 @@ def admission(config: AdmissionConfig) -> Admit:
         return patched(pod, verdict.patch)
 
     return admit
-
-
-def patched(document: Object, operations: Iterable[Operation]) -> Object:
-    """Return the document after a JSON patch (RFC 6902) of `add` and `remove`, all we use."""
-    result = copy.deepcopy(document)
-    for operation in operations:
-        *parents, last = (
-            part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]
-        )
-        target: Any = result
-        for part in parents:
-            target = target[int(part)] if isinstance(target, list) else target[part]
-        if operation["op"] == "remove":
-            del target[int(last) if isinstance(target, list) else last]
-        elif isinstance(target, list):
-            target.insert(len(target) if last == "-" else int(last), operation["value"])
-        else:
-            target[last] = operation["value"]
-    return result
 
 
 class _StatusRoute(APIRoute):

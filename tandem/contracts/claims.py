@@ -127,8 +127,9 @@ def asks_us(claim: Mapping[str, Any]) -> bool:
     """Say whether a claim names the DeviceClass that the queue alone allocates."""
     devices = (claim.get("spec") or {}).get("devices") or {}
     return any(
-        (request.get("exactly") or {}).get("deviceClassName") == names.QUEUE_CLASS
+        one.get("deviceClassName") == names.QUEUE_CLASS
         for request in devices.get("requests") or ()
+        for one in (request.get("exactly") or {}, *(request.get("firstAvailable") or ()))
     )
 
 

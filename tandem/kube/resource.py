@@ -40,6 +40,9 @@ CONFIG_MAPS = Resource("", "v1", "ConfigMap", "configmaps")
 CORE_EVENTS = Resource("", "v1", "Event", "events")
 EVENTS = Resource("events.k8s.io", "v1", "Event", "events")
 RESOURCE_CLAIMS = Resource("resource.k8s.io", "v1", "ResourceClaim", "resourceclaims")
+RESOURCE_CLAIM_TEMPLATES = Resource(
+    "resource.k8s.io", "v1", "ResourceClaimTemplate", "resourceclaimtemplates"
+)
 RESOURCE_SLICES = Resource(
     "resource.k8s.io", "v1", "ResourceSlice", "resourceslices", namespaced=False
 )

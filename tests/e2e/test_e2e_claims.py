@@ -32,6 +32,7 @@ pytestmark = [
 
 CLAIMS, ENVIRONMENT = "n0", "n1"
 SMALL = {"tandem.gpu/memory": "4Gi", "tandem.gpu/utilization": "20"}
+LOW = {"tandem.gpu/utilization": "20"}
 WHOLE = {"tandem.gpu/exclusive": "true"}
 PATH = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims"
 RESTARTED = Path(__file__).with_name("e2e_restarted.py")
@@ -90,6 +91,15 @@ class ClaimsCluster(TandemCluster):
             template = body["spec"]["template"]["spec"]
             template["nodeSelector"] = {"kubernetes.io/hostname": node}
         wait_until(lambda: self.accepts(namespace, body), f"{name} is accepted", timeout_s=120)
+
+    def submit_by_template(self, namespace: str, name: str, template: str, **notes: Any) -> None:
+        """Apply a job for the node of claims whose pod asks for GPUs by a template alone."""
+        body = job(name, **notes)
+        spec = body["spec"]["template"]["spec"]
+        spec["nodeSelector"] = {"kubernetes.io/hostname": CLAIMS}
+        spec["resourceClaims"] = [{"name": "card", "resourceClaimTemplateName": template}]
+        spec["containers"][0]["resources"] = {"claims": [{"name": "card"}]}
+        self.apply_job(namespace, body)
 
     def claims(self, namespace: str) -> list[dict[str, Any]]:
         return self.read(PATH.format(namespace))["items"]
@@ -237,6 +247,84 @@ def test_a_plan_that_expires_gives_the_gpu_to_others(
         return "allocation" not in cluster.claim_of(namespace, "stuck").get("status", {})
 
     wait_until(cleared, "the plan has expired", timeout_s=90, poll_s=0.02)
+
+
+def written_by_hand(name: str, namespace: str, **exactly: Any) -> dict[str, Any]:
+    """Return a template of a claim of the queue's class, as a user writes it."""
+    request = {"name": "any", "exactly": {"deviceClassName": names.QUEUE_CLASS} | exactly}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"spec": {"devices": {"requests": [request]}}},
+    }
+
+
+def test_pods_that_ask_by_a_template_wait_and_share_like_others(
+    cluster: ClaimsCluster, namespace: str
+) -> None:
+    small = {"requests": {"memory": "4Gi"}}
+    cluster.plane.apply(written_by_hand("small", namespace, capacity=small))
+    cluster.submit(namespace, "first", CLAIMS, annotations=WHOLE)
+    cluster.running(namespace, "first")
+    for name in ("left", "right"):
+        cluster.submit_by_template(namespace, name, "small", annotations=LOW)
+    print(cluster.waiting_reason(namespace, "left"))
+    assert all(cluster.claim_of(namespace, name) is None for name in ("left", "right")), (
+        "Kubernetes makes no claim of the template"
+    )
+    cluster.let_end(namespace, "first")
+    for name in ("left", "right"):
+        pod = cluster.running(namespace, name)
+        assert pod["metadata"]["annotations"][names.MEMORY] == "4Gi"
+        (result,) = cluster.claim_of(namespace, name)["status"]["allocation"]["devices"]["results"]
+        assert (result["device"], result["consumedCapacity"]["shares"]) == ("gpu-n0-0", "1")
+    cluster.check(namespace)
+
+
+def test_a_template_that_asks_for_what_the_queue_does_not_give_is_refused(
+    cluster: ClaimsCluster, namespace: str
+) -> None:
+    cluster.plane.apply(written_by_hand("all", namespace, allocationMode="All"))
+    cluster.submit_by_template(namespace, "all", "all")
+
+    def refused() -> bool:
+        return "ExactCount" in cluster.plane.kubectl("describe", "job", "all", "-n", namespace)
+
+    wait_until(refused, "the pod is refused, in words", timeout_s=60)
+
+
+def test_a_pod_that_came_past_the_webhook_gets_no_claim_of_the_queue(
+    cluster: ClaimsCluster, namespace: str
+) -> None:
+    """Of a pod that was made while Tandem was away, Kubernetes would make a claim by itself."""
+    cluster.plane.apply(written_by_hand("late", namespace))
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "late", "namespace": namespace},
+        "spec": {
+            "containers": [{"name": "train", "image": "train:1"}],
+            "resourceClaims": [{"name": "card", "resourceClaimTemplateName": "late"}],
+        },
+    }
+    hooks = "mutatingwebhookconfiguration"
+    before = cluster.plane.kubectl("get", hooks, "tandem", "-o", "json")
+    cluster.plane.kubectl("delete", hooks, "tandem")
+    try:
+        cluster.plane.apply(body)
+    finally:
+        kept = json.loads(before)
+        for field in ("resourceVersion", "uid", "creationTimestamp", "managedFields"):
+            kept["metadata"].pop(field, None)
+        cluster.plane.kubectl("create", "-f", "-", stdin=json.dumps(kept))
+
+    def said() -> bool:
+        events = cluster.plane.kubectl("get", "events", "-n", namespace)
+        return "is to be created again" in events
+
+    wait_until(said, "an event says what to do", timeout_s=60)
+    assert not cluster.claims(namespace)
 
 
 @pytest.mark.parametrize("point", CLAIM_POINTS)

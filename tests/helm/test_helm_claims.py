@@ -36,6 +36,7 @@ def test_with_it_there_are_rights_a_class_that_selects_nothing_and_a_policy() ->
     }
     assert rights == {
         "resourceclaims": ["get", "list", "watch", "create"],
+        "resourceclaimtemplates": ["get"],
         "resourceclaims/status": ["patch"],
         "resourceclaims/binding": ["patch"],
     }
@@ -50,6 +51,18 @@ def test_with_it_there_are_rights_a_class_that_selects_nothing_and_a_policy() ->
         if "resourceClaims" in each["expression"]
     )
     assert "startsWith('tandem-gpu-')" in claims
+
+
+def test_with_it_pods_that_name_templates_come_to_the_webhook_and_do_not_depend_on_it() -> None:
+    (hooks,) = of(render(*ON), "MutatingWebhookConfiguration", "tandem")
+    found = {each["name"]: each for each in hooks["webhooks"]}
+    # Before those that see what became of the pod, and are asked again after other webhooks.
+    assert list(found)[:2] == ["adopted-claims.tandem.gpu", "claims.tandem.gpu"]
+    for name, path in (("claims", "/mutate"), ("adopted-claims", "/mutate-adopted")):
+        hook = found[f"{name}.tandem.gpu"]
+        assert hook["failurePolicy"] == "Ignore"
+        assert hook["clientConfig"]["service"]["path"] == path
+        assert hook["matchConditions"]
 
 
 def test_without_policies_the_class_alone_is_there() -> None:

@@ -86,6 +86,10 @@ def apply_patch(document, operations):
             target = target[int(part)] if isinstance(target, list) else target[part]
         if operation["op"] == "remove":
             del target[last]
+        elif operation["op"] == "replace":
+            place = int(last) if isinstance(target, list) else last
+            assert target[place] is not None
+            target[place] = operation["value"]
         elif isinstance(target, list):
             target.insert(len(target) if last == "-" else int(last), operation["value"])
         else:
