@@ -120,7 +120,7 @@ def policies() -> str:
     source = source.replace(
         f"{claims}.size() == 0",
         f"""{claims}{{{{ if eq (include "tandem.gpuClaims" .) "true" }}}}.all(c,"""
-        f""" c.name == '{ENTRY}' && c.?resourceClaimName.orValue('').startsWith('{ENTRY}-'))"""
+        f""" c.name == '{ENTRY}' && c.?resourceClaimName.orValue('') != '')"""
         """{{ else }}.size() == 0{{ end }}""",
     )
     paths = " ".join(f'"{path}"' for path in DEFAULT_HOST_PATHS)

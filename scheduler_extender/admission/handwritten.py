@@ -1,8 +1,9 @@
-"""Pods that ask for GPUs by a ResourceClaimTemplate that a user has written: read as Tandem's own.
+"""Pods that ask for GPUs by ResourceClaims that users have written: read as Tandem's own requests.
 
-kube-controller-manager would make a claim of such a template for each pod that waits, which no plan
-knows. So the webhook puts the claim that the pod's plan makes in its place, and the number of GPUs
-that the template asks for: the pod is in the queue like any other. Pure but for `Read`.
+A pod names a ResourceClaimTemplate, or a ResourceClaim. Of a template kube-controller-manager would
+make a claim for each pod that waits, which no plan knows: the claim that the pod's plan makes takes
+its place. A claim by hand stays, and the plan allocates it. The pod gets the number of GPUs that
+its claim asks for, and is in the queue like any other. Pure but for `Read`.
 """
 
 from __future__ import annotations
@@ -13,32 +14,48 @@ from typing import Any
 
 from scheduler_extender.admission.json_patch import Operation, add, escape, replace
 from scheduler_extender.admission.podshape import Placed, PodShape
-from scheduler_extender.admission.request import MAX_GPUS_PER_POD
 from tandem.contracts import names
 from tandem.contracts.annotations import FieldError, annotation_field
-from tandem.contracts.claims import ENTRY, asks_us, claim_name, entry
-from tandem.contracts.quantity import parse_quantity
+from tandem.contracts.claims import (
+    ENTRY,
+    Asked,
+    asks_us,
+    claim_name,
+    entry,
+    is_made,
+    read_claim,
+)
+from tandem.kube.resource import RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, Resource
 
-#: Reads a template by its namespace and name; None where there is none (yet).
-Read = Callable[[str, str], Mapping[str, Any] | None]
+#: Reads a claim or template by its namespace and name; None where there is none (yet).
+Read = Callable[[Resource, str, str], Mapping[str, Any] | None]
 
-#: Of the templates that a pod names; each is a question to the API server.
-MAX_TEMPLATES = 4
-_TEMPLATE = "resourceClaimTemplateName"
-_CAPACITIES = ("memory", "shares")
+#: Of those that a pod names; each is a question to the API server.
+MAX_READ = 4
+_KINDS = {
+    "resourceClaimTemplateName": RESOURCE_CLAIM_TEMPLATES,
+    "resourceClaimName": RESOURCE_CLAIMS,
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a template asks for: GPUs, and memory of each, "" where it says nothing of it."""
+class _Named:
+    """A claim or template that a pod names: the place in its list, the field, both names."""
 
-    gpus: int
-    memory: str = ""
+    index: int
+    field: str
+    entry: str
+    name: str
+
+    @property
+    def at(self) -> str:
+        """Its field in the pod."""
+        return f"spec.resourceClaims[{self.index}].{self.field}"
 
 
 @dataclass(slots=True)
 class Rewriting:
-    """The changes that make a pod ask for `tandem.gpu/gpu`; none where no template is ours.
+    """The changes that make a pod ask for `tandem.gpu/gpu`; none where no claim is ours.
 
     With errors the rest means nothing.
     """
@@ -52,91 +69,60 @@ class Rewriting:
         self.errors.append(FieldError(at, value, allowed))
 
 
-def names_templates(pod: PodShape) -> bool:
-    """Say whether a pod names templates of claims."""
-    return any(isinstance(each.get(_TEMPLATE), str) for each in pod.spec.resource_claims)
+def names_claims(pod: PodShape) -> bool:
+    """Say whether a pod names templates, or claims that Tandem has not made."""
+    return bool(_named(pod))
 
 
-def rewrite(pod: PodShape, namespace: str, review: str, read: Read) -> Rewriting:
-    """Put the queue's claim in the place of a template's that asks for our GPUs.
-
-    `review` is the uid of the request that creates the pod, of which the claim gets its name. The
-    first `MAX_TEMPLATES` templates are looked at.
-    """
-    found = Rewriting()
-    named = [
-        (index, each) for index, each in enumerate(pod.spec.resource_claims)
-        if isinstance(each.get(_TEMPLATE), str)
-    ]  # fmt: skip
-    ours: list[tuple[int, str, Mapping[str, Any]]] = []
-    for index, each in named[:MAX_TEMPLATES]:
-        template = read(namespace, each[_TEMPLATE])
-        claim = ((template or {}).get("spec") or {}).get("spec") or {}
-        if asks_us({"spec": claim}):
-            ours.append((index, str(each.get("name")), claim))
-    if not ours:
-        return found
-    (index, name, claim), *more = ours
-    at = f"spec.resourceClaims[{index}].{_TEMPLATE}"
-    value = str(pod.spec.resource_claims[index][_TEMPLATE])
-    if more:
-        second = f"spec.resourceClaims[{more[0][0]}]"
-        found.refuse(
-            second, more[0][1], f"{value} asks for GPUs already; one template says how many"
-        )
-        return found
-    try:
-        asked = read_claim(claim)
-    except ValueError as error:
-        found.refuse(at, value, str(error))
-        return found
-    placed = _container(pod, name, found)
-    if placed is not None:
-        found.patch.append(replace(f"/spec/resourceClaims/{index}", entry(claim_name(review))))
-        found.patch += _resources(placed, name, asked)
-        _remember(pod, at, asked, found)
+def _named(pod: PodShape) -> list[_Named]:
+    found = []
+    for index, each in enumerate(pod.spec.resource_claims):
+        for field_, resource in _KINDS.items():
+            name = each.get(field_)
+            made = resource is RESOURCE_CLAIMS and isinstance(name, str) and is_made(name)
+            if isinstance(name, str) and name and not made:
+                found.append(_Named(index, field_, str(each.get("name")), name))
     return found
 
 
-def read_claim(claim: Mapping[str, Any]) -> Asked:
-    """Return what the spec of a claim asks the queue for.
+def rewrite(pod: PodShape, namespace: str, review: str, read: Read) -> Rewriting:
+    """Return what makes a pod ask for `tandem.gpu/gpu` that asks for our GPUs by a claim.
 
-    Raises:
-        ValueError: it asks for what the queue does not decide on; the text says what to write.
+    `review` is the uid of the request that creates the pod, of which the claim that takes a
+    template's place gets its name. The first `MAX_READ` claims and templates are looked at.
     """
-    devices = claim.get("devices") or {}
-    requests = devices.get("requests") or []
-    if len(requests) != 1 or "exactly" not in requests[0]:
-        raise ValueError(f"a claim of {names.QUEUE_CLASS} has one request, under `exactly`")
-    if devices.get("constraints") or devices.get("config"):
-        raise ValueError("the queue takes neither `constraints` nor `config`; remove them")
-    exactly = requests[0]["exactly"]
-    if exactly.get("allocationMode", "ExactCount") != "ExactCount":
-        raise ValueError("write allocationMode: ExactCount, and a count")
-    for wrong, instead in (
-        ("selectors", "select the GPU's type by spec.nodeSelector of the pod"),
-        ("tolerations", "remove them: the queue decides which GPUs take jobs"),
-        ("adminAccess", "remove it"),
-    ):
-        if exactly.get(wrong):
-            raise ValueError(f"the queue does not take `{wrong}` of a claim; {instead}")
-    count = exactly.get("count", 1)
-    if not isinstance(count, int) or not 1 <= count <= MAX_GPUS_PER_POD:
-        raise ValueError(f"its count must be from 1 to {MAX_GPUS_PER_POD}")
-    return Asked(count, _memory((exactly.get("capacity") or {}).get("requests") or {}))
-
-
-def _memory(capacity: Mapping[str, Any]) -> str:
-    """Return the memory of each GPU that a request asks for; "" where it does not say."""
-    if unknown := sorted(set(capacity) - set(_CAPACITIES)):
-        raise ValueError(f"a GPU has the capacities memory and shares, and no {unknown[0][:64]}")
-    shares = capacity.get("shares", "1")
-    if parse_quantity(str(shares)) != 1:
-        raise ValueError(
-            "the queue gives one share, or the whole GPU to a pod with the annotation"
-            f' {names.EXCLUSIVE}: "true"; remove `shares`'
-        )
-    return str(capacity.get("memory", ""))
+    found = Rewriting()
+    ours: list[tuple[_Named, Mapping[str, Any]]] = []
+    for each in _named(pod)[:MAX_READ]:
+        known = read(_KINDS[each.field], namespace, each.name) or {}
+        claim = known.get("spec") or {} if each.field == "resourceClaimTemplateName" else known
+        if asks_us(claim):
+            ours.append((each, claim))
+    if not ours:
+        return found
+    (named, claim), *more = ours
+    if more:
+        allowed = f"{named.name} asks for GPUs already; one claim says how many"
+        found.refuse(f"spec.resourceClaims[{more[0][0].index}]", more[0][0].entry, allowed)
+        return found
+    try:
+        asked = read_claim(claim)
+        if (claim.get("status") or {}).get("reservedFor"):
+            raise ValueError(
+                "another pod has it, and a claim is one pod's at a time;"
+                " name a ResourceClaimTemplate in its place"
+            )
+    except ValueError as error:
+        found.refuse(named.at, named.name, str(error))
+        return found
+    placed = _container(pod, named.entry, found)
+    if placed is not None:
+        by_hand = named.field == "resourceClaimName"
+        wanted = entry(named.name if by_hand else claim_name(review))
+        found.patch.append(replace(f"/spec/resourceClaims/{named.index}", wanted))
+        found.patch += _resources(placed, named.entry, asked)
+        _remember(pod, named.at, asked, found)
+    return found
 
 
 def _container(pod: PodShape, name: str, found: Rewriting) -> Placed | None:
@@ -176,7 +162,7 @@ def _resources(placed: Placed, name: str, asked: Asked) -> list[Operation]:
 
 
 def _remember(pod: PodShape, at: str, asked: Asked, found: Rewriting) -> None:
-    """Annotate the memory that the template asks for; the pod's own annotation counts for more."""
+    """Annotate the memory that the claim asks for; the pod's own annotation counts for more."""
     if not asked.memory:
         return
     present = pod.metadata.annotations

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from scheduler_extender.admission.podshape import Placed, PodShape
 from tandem.contracts import fractions, names
 from tandem.contracts.annotations import MAX_ERRORS, FieldError, annotation_field
+from tandem.contracts.claims import MAX_GPUS_PER_POD
 from tandem.contracts.quantity import parse_quantity
 
-#: More distinct GPUs than any node has: surely a slip.
-MAX_GPUS_PER_POD = 64
 _ONE_CONTAINER = (
     f"only one container of a pod may ask for GPUs, and only once; write {names.RESOURCE} there"
 )

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from scheduler_extender.admission.config import AdmissionConfig
-from scheduler_extender.admission.handwritten import Read, Rewriting, names_templates, rewrite
+from scheduler_extender.admission.handwritten import Read, Rewriting, names_claims, rewrite
 from scheduler_extender.admission.json_patch import patched
 from scheduler_extender.admission.patch import NVIDIA_RUNTIME_CLASS, Verdict, admit_pod
 from scheduler_extender.admission.podshape import PodShape
@@ -31,7 +31,7 @@ from tandem.contracts.prediction import ErrorBody
 from tandem.kube.api import ClusterApi
 from tandem.kube.client import KubeClient
 from tandem.kube.errors import KubeError, NotFound
-from tandem.kube.resource import RESOURCE_CLAIM_TEMPLATES, RUNTIME_CLASSES
+from tandem.kube.resource import RUNTIME_CLASSES, Resource
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _LOGGED = 256  # characters of a name that a caller has chosen
 MAX_PARTS = 200_000
 
 _HEAD_BYTES = 4096
-_TEMPLATE_S = 2.0
+_CLAIM_S = 2.0
 _NAMESPACE = re.compile(rb'"namespace":"([^"\\]{1,63})"')
 
 #: Judges the body of a review: returns the status and the body of the answer.
@@ -94,7 +94,7 @@ def admission_router(
     has_runtime_class: Callable[[], bool] = lambda: False,
     count: Callable[[str], None] = lambda _: None,
     run: Run | None = None,
-    templates: Read | None = None,
+    claims: Read | None = None,
 ) -> APIRouter:
     """Return the routes `/mutate` and, for adopted namespaces, `/mutate-adopted`.
 
@@ -102,8 +102,8 @@ def admission_router(
     distinguishes adopted namespaces from others by the selectors of the two webhooks.
     `has_runtime_class` answers whether the cluster has the runtime class `nvidia`; `count` is
     called with each verdict: `refused`, `changed` or `as it is`; `run` says where the work is done,
-    a thread where it is not given. `templates` reads the ResourceClaimTemplates that pods name,
-    None: they are not looked at.
+    a thread where it is not given. `claims` reads the ResourceClaims and templates that pods
+    name, None: they are not looked at.
     """
     router = APIRouter(tags=["admission"])
     run = run or _in_a_thread
@@ -112,7 +112,7 @@ def admission_router(
         ("/mutate-adopted", True, "Admit in an adopted namespace: nvidia.com/gpu becomes ours"),
     ):
         judge_body = partial(
-            answer_review, config, has_runtime_class, count, adopt=adopt, templates=templates
+            answer_review, config, has_runtime_class, count, adopt=adopt, claims=claims
         )
         router.add_api_route(
             path,
@@ -143,7 +143,7 @@ def answer_review(
     body: bytes,
     *,
     adopt: bool,
-    templates: Read | None = None,
+    claims: Read | None = None,
 ) -> tuple[int, bytes]:
     """Return the status and the body of the answer to a review. Pure but for log and `count`.
 
@@ -162,10 +162,10 @@ def answer_review(
             config,
             adopt=adopt,
             has_runtime_class=has_runtime_class(),
-            templates=templates,
+            claims=claims,
         )
     except KubeError as error:
-        log.warning("templates not read object=%s error=%s", request.namespace[:_LOGGED], error)
+        log.warning("claims not read object=%s error=%s", request.namespace[:_LOGGED], error)
         return 503, _error("the API server does not say what the pod's claims ask for")
     if verdict.errors:
         _log_refusal(request, verdict)
@@ -227,13 +227,12 @@ def has_nvidia_runtime_class(api: ClusterApi) -> bool:
     return True
 
 
-def templates_of(api: KubeClient) -> Read:
-    """Return what reads ResourceClaimTemplates for reviews: at once or not, since pods wait."""
+def claims_of(api: KubeClient) -> Read:
+    """Return what reads claims and templates for reviews: at once or not, since pods wait."""
 
-    def read(namespace: str, name: str) -> Mapping[str, Any] | None:
-        path = RESOURCE_CLAIM_TEMPLATES.path(namespace, name)
+    def read(resource: Resource, namespace: str, name: str) -> Mapping[str, Any] | None:
         try:
-            return api.request("GET", path, read_timeout_s=_TEMPLATE_S)
+            return api.request("GET", resource.path(namespace, name), read_timeout_s=_CLAIM_S)
         except NotFound:
             return None
 
@@ -259,11 +258,11 @@ def judge(
     *,
     adopt: bool = False,
     has_runtime_class: bool = False,
-    templates: Read | None = None,
+    claims: Read | None = None,
 ) -> Verdict:
     """Return the verdict on a request; what is not for us is let through as it is.
 
-    `templates` reads the ResourceClaimTemplates that a pod names; what it raises goes through.
+    `claims` reads the ResourceClaims and templates that a pod names; what it raises goes through.
     """
     body = request.object_
     if body is None or request.operation not in ("CREATE", "UPDATE"):
@@ -278,8 +277,8 @@ def judge(
     except ValidationError as error:
         return Verdict(errors=shape_errors(error))
     rewriting = Rewriting()
-    if config.gpu_claims and templates and names_templates(pod) and not is_ours(pod, adopt=adopt):
-        rewriting = rewrite(pod, request.namespace, request.uid, templates)
+    if config.gpu_claims and claims and names_claims(pod) and not is_ours(pod, adopt=adopt):
+        rewriting = rewrite(pod, request.namespace, request.uid, claims)
         if rewriting.errors:
             return Verdict(errors=rewriting.errors)
         if rewriting.patch:

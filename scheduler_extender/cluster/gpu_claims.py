@@ -11,7 +11,7 @@ from typing import Any
 
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key, Record
-from tandem.contracts import claims
+from tandem.contracts import claims, names
 from tandem.contracts.claims import Allocation
 from tandem.kube.reflector import EventType
 
@@ -22,11 +22,15 @@ _KEPT = 4096  # UIDs of claims that are gone, of which a late answer may still t
 class ClaimRecord(Record):
     """A claim: whose it is (the uid of its pod), how many GPUs it asks us for, and what it has.
 
-    `gpus` is None where it is not as Tandem makes claims. `reserved` are uids of pods.
+    `gpus` is None where the queue does not allocate it, and `request` is the name of its request.
+    `reserved` are uids of pods. `by_hand`: a user has made it, and one pod after another may have
+    it.
     """
 
     owner: str = ""
     gpus: int | None = None
+    request: str = ""
+    by_hand: bool = False
     allocation: Allocation | None = None
     reserved: frozenset[str] = frozenset()
     deleting: bool = False
@@ -40,13 +44,16 @@ def parse_claim(raw: Mapping[str, Any]) -> ClaimRecord:
         for each in metadata.get("ownerReferences") or ()
         if each.get("controller") and each.get("kind") == "Pod" and each.get("apiVersion") == "v1"
     )
+    owner, asked = next(owners, ""), claims.asked_of(raw)
     return ClaimRecord(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
         resource_version=metadata["resourceVersion"],
-        owner=next(owners, ""),
-        gpus=claims.gpus_of(raw),
+        owner=owner or str((metadata.get("annotations") or {}).get(names.CLAIM_POD, "")),
+        gpus=asked.gpus if asked is not None else None,
+        request=asked.request if asked is not None else "",
+        by_hand=not owner,
         allocation=claims.read(raw),
         reserved=frozenset(
             str(each.get("uid"))
@@ -66,7 +73,7 @@ class GpuClaims:
     def __init__(self) -> None:
         self._by_key: dict[Key, ClaimRecord] = {}
         self._gone: dict[str, None] = {}
-        #: Claims by hand that have GPUs of ours: the ledger does not know who uses them.
+        #: Claims of others that have GPUs of ours: the ledger does not know who uses them.
         self._strangers: set[Key] = set()
         self.changed: Callable[[ClaimRecord, bool], None] = lambda *_: None
 
@@ -79,7 +86,7 @@ class GpuClaims:
         return (each.owner for each in self._by_key.values() if each.owner and each.allocation)
 
     def strangers(self) -> Iterator[Allocation]:
-        """Yield what claims that Tandem did not make have of our GPUs."""
+        """Yield what claims that the queue does not allocate have of our GPUs."""
         for key in self._strangers:
             found = self._by_key[key].allocation
             if found is not None:

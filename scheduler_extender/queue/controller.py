@@ -297,9 +297,8 @@ class Controller:
 
     def _claim_changed(self, record: ClaimRecord, gone: bool) -> None:
         """Take in that a claim is another than before, or gone."""
-        pod = self._state.pod(record.owner) if record.owner else None
-        if pod is not None and pod.ours and not pod.pod.node_name:
-            self.work.add(pod.gpujob)
+        for key in self.claims.gangs_of(record):
+            self.work.add(key)
             self._changed.set()
         if (record.gpus is None or gone) and self.claims.close_taken():
             self.queue_state.competes = True

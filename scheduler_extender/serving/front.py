@@ -38,8 +38,8 @@ from scheduler_extender.admission.rotation import Keeper
 from scheduler_extender.admission.webhook import (
     Judge,
     admission_router,
+    claims_of,
     namespace_of,
-    templates_of,
 )
 from scheduler_extender.cluster.kinds import WorkloadKind, know_templates, merged
 from scheduler_extender.config import Listen, Public
@@ -193,7 +193,7 @@ def front_app(
             lambda: line.has_runtime_class,
             line.count,
             judged,
-            templates_of(api),
+            claims_of(api),
         )
     )
     app.include_router(_health(line))

@@ -14,18 +14,22 @@ from typing import Any
 from uuid import NAMESPACE_OID, uuid5
 
 from tandem.contracts import names
+from tandem.contracts.quantity import parse_quantity
 
 Object = dict[str, Any]
 
 #: The name of the claim in its pod, and the beginning of its own.
 ENTRY = "tandem-gpu"
-#: The claim's one request.
+#: The one request of a claim that Tandem makes.
 REQUEST = "gpu"
 #: Kubernetes' own: a claim with it is there until nothing uses it.
 FINALIZER = "resource.kubernetes.io/delete-protection"
 #: The taint of devices that the queue alone gives: no other claim is allocated one.
 QUEUE_TAINT = f"{names.GROUP}/queue"
 _NODE_NAME = "metadata.name"
+#: More distinct GPUs than any node has: surely a slip.
+MAX_GPUS_PER_POD = 64
+_CAPACITIES = ("memory", "shares")
 _DEVICE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -51,7 +55,12 @@ def entry(name: str) -> Object:
 def is_entry(one: Mapping[str, Any]) -> bool:
     """Say whether an entry of `spec.resourceClaims` is as the webhook writes it."""
     name = one.get("resourceClaimName")
-    return isinstance(name, str) and name.startswith(f"{ENTRY}-") and dict(one) == entry(name)
+    return isinstance(name, str) and bool(name) and dict(one) == entry(name)
+
+
+def is_made(name: str) -> bool:
+    """Say whether a claim of this name is made by Tandem, and not by a user."""
+    return name.startswith(f"{ENTRY}-")
 
 
 def claim_of(spec: Mapping[str, Any]) -> str:
@@ -107,20 +116,69 @@ def _request(gpus: int) -> Object:
     return {"name": REQUEST, "exactly": exactly}
 
 
-def gpus_of(claim: Mapping[str, Any]) -> int | None:
-    """Return how many GPUs a claim asks Tandem for; None where it is no claim of Tandem's making.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a claim asks the queue for by its one request.
+
+    `memory` is that of each GPU, '' where the claim says nothing of it.
+    """
+
+    request: str
+    gpus: int
+    memory: str = ""
+
+
+def read_claim(claim: Mapping[str, Any]) -> Asked:
+    """Return what a claim, or the claim of a template, asks the queue for.
+
+    Raises:
+        ValueError: it asks for what the queue does not decide on; the text says what to write.
+    """
+    devices = (claim.get("spec") or {}).get("devices") or {}
+    requests = devices.get("requests") or []
+    if len(requests) != 1 or "exactly" not in requests[0]:
+        raise ValueError(f"a claim of {names.QUEUE_CLASS} has one request, under `exactly`")
+    if devices.get("constraints") or devices.get("config"):
+        raise ValueError("the queue takes neither `constraints` nor `config`; remove them")
+    exactly = requests[0]["exactly"]
+    if exactly.get("allocationMode", "ExactCount") != "ExactCount":
+        raise ValueError("write allocationMode: ExactCount, and a count")
+    for wrong, instead in (
+        ("selectors", "select the GPU's type by spec.nodeSelector of the pod"),
+        ("tolerations", "remove them: the queue decides which GPUs take jobs"),
+        ("adminAccess", "remove it"),
+    ):
+        if exactly.get(wrong):
+            raise ValueError(f"the queue does not take `{wrong}` of a claim; {instead}")
+    count = exactly.get("count", 1)
+    if not isinstance(count, int) or not 1 <= count <= MAX_GPUS_PER_POD:
+        raise ValueError(f"its count must be from 1 to {MAX_GPUS_PER_POD}")
+    capacity = (exactly.get("capacity") or {}).get("requests") or {}
+    return Asked(str(requests[0].get("name")), count, _memory(capacity))
+
+
+def _memory(capacity: Mapping[str, Any]) -> str:
+    """Return the memory of each GPU that a request asks for; "" where it does not say."""
+    if unknown := sorted(set(capacity) - set(_CAPACITIES)):
+        raise ValueError(f"a GPU has the capacities memory and shares, and no {unknown[0][:64]}")
+    shares = capacity.get("shares", "1")
+    if parse_quantity(str(shares)) != 1:
+        raise ValueError(
+            "the queue gives one share, or the whole GPU to a pod with the annotation"
+            f' {names.EXCLUSIVE}: "true"; remove `shares`'
+        )
+    return str(capacity.get("memory", ""))
+
+
+def asked_of(claim: Mapping[str, Any]) -> Asked | None:
+    """Return what a claim asks the queue for; None where the queue does not allocate it.
 
     The API server changes nothing of a claim's spec.
     """
     try:
-        devices = claim["spec"]["devices"]
-        (request,) = devices["requests"]
-        count = request["exactly"].get("count")
-    except (KeyError, TypeError, ValueError, AttributeError):
+        return read_claim(claim) if asks_us(claim) else None
+    except ValueError:
         return None
-    if not isinstance(count, int) or request != _request(count):
-        return None
-    return None if devices.get("constraints") or devices.get("config") else count
 
 
 def asks_us(claim: Mapping[str, Any]) -> bool:
@@ -134,15 +192,20 @@ def asks_us(claim: Mapping[str, Any]) -> bool:
 
 
 def written(
-    allocation: Allocation, capacity: Mapping[str, Mapping[str, str]], allocated_at: str
+    allocation: Allocation,
+    capacity: Mapping[str, Mapping[str, str]],
+    allocated_at: str,
+    request: str = REQUEST,
 ) -> Object:
     """Return `status.allocation`; `capacity` is what each device gives, by its name.
+
+    `request` is the name of the claim's one request.
 
     kube-scheduler would write the time itself, and the API server refuses changes of an allocation.
     """
     results = [
         {
-            "request": REQUEST,
+            "request": request,
             "driver": names.GROUP,
             "pool": allocation.node,
             "device": device,

@@ -38,6 +38,8 @@ ADOPT_LABEL = f"{GROUP}/adopt"
 HAND_OVER_LABEL = f"{GROUP}/hand-over"
 #: The DeviceClass of claims that the queue alone allocates: it selects no device for others.
 QUEUE_CLASS = f"queue.{GROUP}"
+#: On a ResourceClaim that a user has made: the uid of the pod that has it. Tandem alone sets it.
+CLAIM_POD = f"{GROUP}/pod-uid"
 GPU_TAINT = f"{GROUP}/gpu"
 
 #: A label that users may set on the pod: for whom it runs. Reports count by it.

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from tandem.contracts import claims
-from tandem.contracts.claims import Allocation
+from tandem.contracts.claims import Allocation, Asked
 
 UID = "6f1c1a5e-0000-4000-8000-000000000001"
 GPUS = ["GPU-A", "GPU-B"]
@@ -82,21 +82,22 @@ def changed(change):
         lambda devices: devices["requests"].__setitem__(0, {"name": "gpu", "firstAvailable": []}),
     ],
 )
-def test_a_claim_that_asks_for_something_else_is_not_of_tandems_making(change):
-    assert claims.gpus_of(claims.body("c", "default", "p", UID, 2)) == 2
-    assert claims.gpus_of(changed(change)) is None
-    assert claims.gpus_of({}) is None
+def test_a_claim_that_asks_for_something_else_is_not_the_queues(change):
+    assert claims.asked_of(claims.body("c", "default", "p", UID, 2)) == Asked("gpu", 2)
+    assert claims.asked_of(changed(change)) is None
+    assert claims.asked_of({}) is None
 
 
-def test_a_pod_has_the_claim_that_the_webhook_names_and_no_other():
+def test_a_pod_has_the_claim_that_the_entry_of_the_webhook_names_and_no_other():
     name = claims.claim_name("review")
     assert claims.claim_of({"resourceClaims": [{"name": "net"}, claims.entry(name)]}) == name
     assert claims.claim_name("another") != name
     for wrong in (
         {"name": claims.ENTRY, "resourceClaimTemplateName": name},
-        {"name": claims.ENTRY, "resourceClaimName": "other"},
         {"name": "other", "resourceClaimName": name},
         {"name": claims.ENTRY, "resourceClaimName": None},
     ):
         assert claims.claim_of({"resourceClaims": [wrong]}) == ""
     assert claims.claim_of({}) == ""
+    assert claims.is_made(name)
+    assert not claims.is_made("mine")

@@ -32,6 +32,7 @@ pytestmark = [
 
 CLAIMS, ENVIRONMENT = "n0", "n1"
 SMALL = {"tandem.gpu/memory": "4Gi", "tandem.gpu/utilization": "20"}
+SMALL_TEMPLATE = {"resourceClaimTemplateName": "small"}
 LOW = {"tandem.gpu/utilization": "20"}
 WHOLE = {"tandem.gpu/exclusive": "true"}
 PATH = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims"
@@ -92,12 +93,12 @@ class ClaimsCluster(TandemCluster):
             template["nodeSelector"] = {"kubernetes.io/hostname": node}
         wait_until(lambda: self.accepts(namespace, body), f"{name} is accepted", timeout_s=120)
 
-    def submit_by_template(self, namespace: str, name: str, template: str, **notes: Any) -> None:
-        """Apply a job for the node of claims whose pod asks for GPUs by a template alone."""
+    def submit_by_claim(self, namespace: str, name: str, by: dict[str, str], **notes: Any) -> None:
+        """Apply a job for the node of claims whose pod asks for GPUs by a claim alone."""
         body = job(name, **notes)
         spec = body["spec"]["template"]["spec"]
         spec["nodeSelector"] = {"kubernetes.io/hostname": CLAIMS}
-        spec["resourceClaims"] = [{"name": "card", "resourceClaimTemplateName": template}]
+        spec["resourceClaims"] = [{"name": "card"} | by]
         spec["containers"][0]["resources"] = {"claims": [{"name": "card"}]}
         self.apply_job(namespace, body)
 
@@ -250,25 +251,31 @@ def test_a_plan_that_expires_gives_the_gpu_to_others(
 
 
 def written_by_hand(name: str, namespace: str, **exactly: Any) -> dict[str, Any]:
-    """Return a template of a claim of the queue's class, as a user writes it."""
+    """Return a claim of the queue's class, as a user writes it."""
     request = {"name": "any", "exactly": {"deviceClassName": names.QUEUE_CLASS} | exactly}
     return {
         "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
+        "kind": "ResourceClaim",
         "metadata": {"name": name, "namespace": namespace},
-        "spec": {"spec": {"devices": {"requests": [request]}}},
+        "spec": {"devices": {"requests": [request]}},
     }
+
+
+def template(name: str, namespace: str, **exactly: Any) -> dict[str, Any]:
+    """Return a template of such claims."""
+    claim = written_by_hand(name, namespace, **exactly)
+    return claim | {"kind": "ResourceClaimTemplate", "spec": {"spec": claim["spec"]}}
 
 
 def test_pods_that_ask_by_a_template_wait_and_share_like_others(
     cluster: ClaimsCluster, namespace: str
 ) -> None:
     small = {"requests": {"memory": "4Gi"}}
-    cluster.plane.apply(written_by_hand("small", namespace, capacity=small))
+    cluster.plane.apply(template("small", namespace, capacity=small))
     cluster.submit(namespace, "first", CLAIMS, annotations=WHOLE)
     cluster.running(namespace, "first")
     for name in ("left", "right"):
-        cluster.submit_by_template(namespace, name, "small", annotations=LOW)
+        cluster.submit_by_claim(namespace, name, SMALL_TEMPLATE, annotations=LOW)
     print(cluster.waiting_reason(namespace, "left"))
     assert all(cluster.claim_of(namespace, name) is None for name in ("left", "right")), (
         "Kubernetes makes no claim of the template"
@@ -285,8 +292,8 @@ def test_pods_that_ask_by_a_template_wait_and_share_like_others(
 def test_a_template_that_asks_for_what_the_queue_does_not_give_is_refused(
     cluster: ClaimsCluster, namespace: str
 ) -> None:
-    cluster.plane.apply(written_by_hand("all", namespace, allocationMode="All"))
-    cluster.submit_by_template(namespace, "all", "all")
+    cluster.plane.apply(template("all", namespace, allocationMode="All"))
+    cluster.submit_by_claim(namespace, "all", {"resourceClaimTemplateName": "all"})
 
     def refused() -> bool:
         return "ExactCount" in cluster.plane.kubectl("describe", "job", "all", "-n", namespace)
@@ -294,11 +301,74 @@ def test_a_template_that_asks_for_what_the_queue_does_not_give_is_refused(
     wait_until(refused, "the pod is refused, in words", timeout_s=60)
 
 
+def test_pods_have_a_claim_that_a_user_has_made_one_after_the_other(
+    cluster: ClaimsCluster, namespace: str
+) -> None:
+    cluster.plane.apply(written_by_hand("mine", namespace))
+    mine = {"resourceClaimName": "mine"}
+    for name in ("first", "next"):
+        cluster.submit_by_claim(namespace, name, mine, annotations=WHOLE)
+        pod = cluster.running(namespace, name)
+        (claim,) = cluster.claims(namespace)
+        assert (claim["metadata"]["name"], cluster.claim_of(namespace, name)) == ("mine", claim)
+        described = cluster.plane.kubectl("describe", "resourceclaim", "mine", "-n", namespace)
+        assert pod["metadata"]["name"] in described
+        (result,) = claim["status"]["allocation"]["devices"]["results"]
+        assert (result["request"], result["device"]) == ("any", "gpu-n0-0")
+        cluster.check(namespace)
+        other = {"resource": "pods", "name": "other", "uid": "other"}
+        reserved = {"reservedFor": [*claim["status"]["reservedFor"], other]}
+        with pytest.raises(TandemError, match="for its own pod"):
+            cluster.plane.kubectl(
+                "patch", "resourceclaim", "mine", "-n", namespace, "--subresource=status",
+                "--type=merge", "-p", json.dumps({"status": reserved}),
+            )  # fmt: skip
+        if name == "first":
+            cluster.submit_by_claim(namespace, "second", mine)
+
+            def refused() -> bool:
+                said = cluster.plane.kubectl("describe", "job", "second", "-n", namespace)
+                return "one pod's at a time" in said
+
+            wait_until(refused, "a second pod is refused, in words", timeout_s=60)
+            cluster.plane.kubectl("delete", "job", "second", "-n", namespace)
+        cluster.let_end(namespace, name)
+
+        def free() -> bool:
+            (claim,) = cluster.claims(namespace)
+            return not {"allocation", "reservedFor"} & claim.get("status", {}).keys()
+
+        wait_until(free, "the claim is free again, and there", timeout_s=60)
+    cluster.plane.kubectl("delete", "resourceclaim", "mine", "-n", namespace)
+    assert not cluster.claims(namespace)
+
+
+def test_a_tenant_gives_no_claim_of_the_queue_to_a_pod(
+    cluster: ClaimsCluster, namespace: str
+) -> None:
+    for wrong in (
+        written_by_hand("tandem-gpu-1", namespace),
+        {"annotations": {names.CLAIM_POD: "someone"}},
+        {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}]},
+    ):
+        body = written_by_hand("taken", namespace)
+        body = wrong if "kind" in wrong else body | {"metadata": body["metadata"] | wrong}
+        with pytest.raises(TandemError, match="Tandem makes the claims"):
+            cluster.plane.kubectl("create", "-f", "-", stdin=json.dumps(body))
+    cluster.plane.apply(written_by_hand("free", namespace))
+    patch = json.dumps({"metadata": {"annotations": {names.CLAIM_POD: "someone"}}})
+    with pytest.raises(TandemError, match="stays with its pod"):
+        cluster.plane.kubectl(
+            "patch", "resourceclaim", "free", "-n", namespace, "--type=merge", "-p", patch
+        )
+    cluster.plane.kubectl("delete", "resourceclaim", "free", "-n", namespace)
+
+
 def test_a_pod_that_came_past_the_webhook_gets_no_claim_of_the_queue(
     cluster: ClaimsCluster, namespace: str
 ) -> None:
     """Of a pod that was made while Tandem was away, Kubernetes would make a claim by itself."""
-    cluster.plane.apply(written_by_hand("late", namespace))
+    cluster.plane.apply(template("late", namespace))
     body = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -414,8 +484,7 @@ def test_no_other_client_makes_a_claim_of_the_queue_and_no_other_pod_uses_one(
     cluster: ClaimsCluster, namespace: str
 ) -> None:
     body = claims.body("mine", namespace, "someone", "1", 1)
-    del body["metadata"]["ownerReferences"]
-    with pytest.raises(TandemError, match=r"ask for tandem\.gpu/gpu"):
+    with pytest.raises(TandemError, match="Tandem makes the claims"):
         cluster.plane.kubectl("create", "-f", "-", stdin=json.dumps(body))
     cluster.submit(namespace, "owner", CLAIMS)
     cluster.running(namespace, "owner")

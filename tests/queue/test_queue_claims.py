@@ -13,7 +13,7 @@ from scheduler_extender.config import QueueConfig
 from tandem.contracts import claims, names
 from tandem.kube.errors import Conflict
 from tandem.kube.memory import MemoryCluster
-from tandem.kube.resource import GPU_JOBS, GPU_NODES, RESOURCE_CLAIMS
+from tandem.kube.resource import GPU_JOBS, GPU_NODES, PODS, RESOURCE_CLAIMS
 
 NAME = claims.claim_name("review")
 EXCLUSIVE = {names.EXCLUSIVE: "true"}
@@ -330,3 +330,113 @@ def test_an_older_version_of_a_claim_and_one_that_is_gone_change_nothing() -> No
     known.take("DELETED", version(7))
     known.take("MODIFIED", version(8))
     assert seen == [("5", False), ("7", False), ("7", True)]
+
+
+def by_hand(cluster, name="mine", gpus=1):
+    body = claims.body(name, "default", "p", "u", gpus)
+    metadata = {"name": name, "namespace": "default", "finalizers": ["example.com/kept"]}
+    spec = body["spec"]
+    spec["devices"]["requests"][0]["name"] = "card"
+    cluster.api.create(RESOURCE_CLAIMS, body | {"metadata": metadata}, "default")
+
+
+def test_a_claim_that_a_user_has_made_is_allocated_to_its_pod() -> None:
+    cluster = world()
+
+    async def scenario() -> None:
+        by_hand(cluster)
+        cluster.submit_claimed("p", "mine")
+        await cluster.pass_s(0)
+        place, uid = cluster.plan_of("p"), cluster.pod("p")["metadata"]["uid"]
+        claim = cluster.claim("mine")
+        assert claims.read(claim) == claims.planned(uid, "n0", place["gpus"], by_claims=True)
+        assert claim["metadata"]["annotations"] == {names.CLAIM_POD: uid}
+        assert claim["metadata"]["finalizers"] == ["example.com/kept", claims.FINALIZER]
+        assert "ownerReferences" not in claim["metadata"], "it outlives the pod"
+        (result,) = claim["status"]["allocation"]["devices"]["results"]
+        assert result["request"] == "card"
+        assert await cluster.bind("p") == ""
+
+    run(scenario)
+
+
+def test_a_second_pod_gets_nothing_by_it_until_the_first_has_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = world()
+
+    async def scenario() -> None:
+        by_hand(cluster)
+        cluster.submit_claimed("first", "mine")
+        await cluster.pass_s(0)
+        cluster.submit_claimed("second", "mine")
+        await cluster.pass_s(0)
+        first = cluster.pod("first")["metadata"]["uid"]
+        assert cluster.claim("mine")["metadata"]["annotations"] == {names.CLAIM_POD: first}
+        assert cluster.gated("second")
+        assert "that of pod first" in caplog.text
+        assert await cluster.bind("first") == ""
+        cluster.api.delete(PODS, "first", "default")
+        # As kube-controller-manager does when the pod is gone.
+        cluster.api.patch(
+            RESOURCE_CLAIMS, "mine", {"status": {"allocation": None}}, "default",
+            subresource="status",
+        )  # fmt: skip
+        await cluster.pass_s(0)
+        second = cluster.pod("second")["metadata"]["uid"]
+        assert cluster.claim("mine")["metadata"]["annotations"] == {names.CLAIM_POD: second}
+        assert await cluster.bind("second") == ""
+
+    run(scenario)
+
+
+def test_a_claim_that_is_in_use_is_not_taken_over() -> None:
+    """By kube-scheduler's word, also where the pod is not known any more."""
+    cluster = world()
+
+    async def scenario() -> None:
+        by_hand(cluster)
+        reserved = {"reservedFor": [{"resource": "pods", "name": "gone", "uid": "gone"}]}
+        cluster.api.patch(
+            RESOURCE_CLAIMS, "mine", {"status": reserved}, "default", subresource="status"
+        )
+        cluster.submit_claimed("p", "mine")
+        await cluster.pass_s(0)
+        assert cluster.gated("p")
+        assert cluster.allocation("mine") is None
+        cluster.api.patch(
+            RESOURCE_CLAIMS, "mine", {"status": {"reservedFor": None}}, "default",
+            subresource="status",
+        )  # fmt: skip
+        await cluster.pass_s(0)
+        assert await cluster.bind("p") == ""
+
+    run(scenario)
+
+
+def test_a_pod_whose_claim_is_not_there_waits_for_it_and_none_is_made() -> None:
+    cluster = world()
+
+    async def scenario() -> None:
+        cluster.submit_claimed("p", "mine")
+        await cluster.pass_s(0)
+        assert cluster.gated("p")
+        assert not cluster.has_claims()
+        by_hand(cluster)
+        await cluster.pass_s(0)
+        assert await cluster.bind("p") == ""
+
+    run(scenario)
+
+
+def test_a_claim_for_another_number_of_gpus_is_not_the_pods() -> None:
+    cluster = world()
+
+    async def scenario() -> None:
+        by_hand(cluster, gpus=2)
+        cluster.submit_claimed("p", "mine")
+        await cluster.pass_s(0)
+        assert cluster.gated("p")
+        assert cluster.allocation("mine") is None
+
+    run(scenario)

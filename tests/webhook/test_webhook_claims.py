@@ -40,7 +40,6 @@ def test_what_an_adopted_pod_asks_for_is_by_claim_as_well():
     "wrong",
     [
         {"name": claims.ENTRY, "resourceClaimTemplateName": "tandem-gpu-1"},
-        {"name": claims.ENTRY, "resourceClaimName": "another"},
         {"name": "net", "resourceClaimName": "tandem-gpu-1"},
     ],
 )

@@ -10,6 +10,7 @@ from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.webhook import answer_review
 from tandem.contracts import claims, names
 from tandem.kube.errors import Unavailable
+from tandem.kube.resource import RESOURCE_CLAIMS
 
 ON = AdmissionConfig(gpu_claims=True)
 GPU = {"name": "gpu", "resourceClaimTemplateName": "one-gpu"}
@@ -31,9 +32,17 @@ OTHERS = devices(requests=[{"exactly": {"deviceClassName": "card"}}])
 
 
 def reader(**found):
-    """Read templates of the namespace `team-a`; `one-gpu` is ours unless it is given."""
+    """Read templates of the namespace `team-a`; `one-gpu` is ours unless it is given.
+
+    A claim has the same name and spec as its template.
+    """
     known = {"one-gpu": template(), "card": OTHERS} | found
-    return lambda namespace, name: known.get(name) if namespace == "team-a" else None
+
+    def read(resource, namespace, name):
+        one = known.get(name) if namespace == "team-a" else None
+        return one["spec"] if one and resource is RESOURCE_CLAIMS else one
+
+    return read
 
 
 def user(name="train", *claim_names, **extra):
@@ -46,11 +55,11 @@ def by_template(*containers, **spec):
 
 
 def asked(body, read=None, **options):
-    return ask(body, config=ON, templates=read or reader(), **options)
+    return ask(body, config=ON, claims=read or reader(), **options)
 
 
 def admitted(body, read=None, **options):
-    return admit(body, config=ON, templates=read or reader(), **options)
+    return admit(body, config=ON, claims=read or reader(), **options)
 
 
 def test_it_is_the_pod_that_asks_for_the_resource():
@@ -145,22 +154,22 @@ def test_next_to_one_of_ours_they_are_as_the_operator_says():
     body = pod(user("train", "net", "gpu"), resourceClaims=[NET, GPU])
     assert fields(asked(body)) == ["spec.resourceClaims[0]"]
     both = AdmissionConfig(gpu_claims=True, resource_claims="allow")
-    spec = admit(body, config=both, templates=reader())["spec"]
+    spec = admit(body, config=both, claims=reader())["spec"]
     assert [each["name"] for each in spec["resourceClaims"]] == ["net", claims.ENTRY]
     assert spec["containers"][0]["resources"]["claims"] == [{"name": "net"}, {"name": claims.ENTRY}]
 
 
 def test_off_no_template_is_read():
-    def read(namespace, name):
+    def read(resource, namespace, name):
         raise AssertionError(name)
 
-    assert ask(by_template(), config=AdmissionConfig(), templates=read).patch == []
+    assert ask(by_template(), config=AdmissionConfig(), claims=read).patch == []
 
 
 def test_a_pod_with_many_templates_costs_few_questions():
     names_read = []
 
-    def read(namespace, name):
+    def read(resource, namespace, name):
         names_read.append(name)
 
     many = [{"name": f"c{i}", "resourceClaimTemplateName": f"t{i}"} for i in range(500)]
@@ -171,7 +180,7 @@ def test_a_pod_with_many_templates_costs_few_questions():
 def test_where_the_api_server_does_not_answer_the_review_fails():
     """The API server goes on without the webhook: `failurePolicy: Ignore`."""
 
-    def read(namespace, name):
+    def read(resource, namespace, name):
         raise Unavailable(503, "gone")
 
     counted = []
@@ -181,7 +190,36 @@ def test_where_the_api_server_does_not_answer_the_review_fails():
         counted.append,
         json.dumps(review(by_template())).encode(),
         adopt=False,
-        templates=read,
+        claims=read,
     )
     assert (status, counted) == (503, [])
     assert "claims" in json.loads(content)["error"]
+
+
+MINE = {"name": "card", "resourceClaimName": "mine"}
+
+
+def test_a_claim_by_hand_stays_the_pods_own():
+    read = reader(mine=template(count=2, capacity={"requests": {"memory": "12Gi"}}))
+    changed = admitted(pod(user("train", "card"), resourceClaims=[MINE]), read)
+    assert changed["spec"]["resourceClaims"] == [claims.entry("mine")]
+    assert changed["spec"]["containers"][0]["resources"] == {
+        "claims": [{"name": claims.ENTRY}],
+        "limits": {"tandem.gpu/gpu": "2"},
+    }
+    assert changed["metadata"]["annotations"][names.MEMORY] == "12Gi"
+    assert claims.claim_of(changed["spec"]) == "mine"
+    assert admitted(copy.deepcopy(changed), read) == changed
+
+
+def test_a_claim_that_another_pod_has_is_refused():
+    taken = template()
+    taken["spec"]["status"] = {"reservedFor": [{"resource": "pods", "name": "p", "uid": "u"}]}
+    verdict = asked(pod(user("train", "card"), resourceClaims=[MINE]), reader(mine=taken))
+    assert fields(verdict) == ["spec.resourceClaims[0].resourceClaimName"]
+    assert "ResourceClaimTemplate" in str(verdict.errors[0])
+
+
+def test_a_claim_by_hand_and_a_template_are_one_too_many():
+    body = pod(user("train", "card", "gpu"), resourceClaims=[MINE, GPU])
+    assert fields(asked(body, reader(mine=template()))) == ["spec.resourceClaims[1]"]

@@ -22,7 +22,7 @@ from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.writes import Object, Writer
 from scheduler_extender.queue.steps import lifecycle
 from scheduler_extender.verbs.answers import BY_CLAIMS
-from tandem.contracts import claims
+from tandem.contracts import claims, names
 from tandem.contracts.claims import Allocation
 from tandem.contracts.resources import PodPlan
 from tandem.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
@@ -63,6 +63,8 @@ class ClaimAllocator:
         self._inherited: set[str] = set()
         #: Pods whose claim is another's or refused by the API server: version of the pod, and plan.
         self._refused: dict[str, tuple[str, str]] = {}
+        #: Of these, by their claims, those that wait for a claim that a user makes.
+        self._wanting: dict[Key, set[str]] = {}
 
     # --- what others ask ----------------------------------------------------------------------
 
@@ -90,6 +92,16 @@ class ClaimAllocator:
         if record.allocation != wanted or pod.uid in self._writing | self._inherited:
             return NOT_HERE
         return ""
+
+    def gangs_of(self, record: ClaimRecord) -> set[Key]:
+        """Return the gangs whose waiting pods have a claim that has changed, or wait for it."""
+        uids = self._wanting.pop(record.key, set())
+        for uid in uids:
+            self._refused.pop(uid, None)
+        found = map(self._state.pod, {record.owner} | uids)
+        return {
+            pod.gpujob for pod in found if pod is not None and pod.ours and not pod.pod.node_name
+        }
 
     def begin_term(self) -> set[Key]:
         """Take over from another leader, or from ourselves before a restart.
@@ -183,14 +195,17 @@ class ClaimAllocator:
         try:
             record = self._known.of(pod)
             if record is None and wanted is not None:
+                if not claims.is_made(pod.gpu_claim):
+                    note = f"The ResourceClaim {pod.gpu_claim} is not there: make it"
+                    await self._refuse(pod, made_at, note)
+                    return
                 record = await self._create(pod)
             if record is None:
                 return
+            if wanted is not None and self._is_free(record, pod):
+                record = await self._take_over(record, pod)
             if not _is_of(record, pod) or record.deleting:
-                note = (
-                    f"The ResourceClaim {record.name} is not the pod's own: it gets no GPUs by it"
-                )
-                await self._refuse(pod, made_at, note)
+                await self._refuse(pod, made_at, self._why_not(record))
                 return
             old = record.allocation
             if old is not None and (old != wanted or pod.uid in self._inherited):
@@ -206,6 +221,48 @@ class ClaimAllocator:
         finally:
             self._writing.discard(pod.uid)
 
+    def _is_free(self, record: ClaimRecord, pod: PodInfo) -> bool:
+        """Say whether a claim that a user has made may be this pod's now.
+
+        It is one pod's at a time: which share another pod had would not be known.
+        """
+        if not record.by_hand or record.gpus is None or record.owner == pod.uid:
+            return False
+        last = self._state.pod(record.owner)
+        return not record.reserved and (last is None or last.pod.finished)
+
+    def _why_not(self, record: ClaimRecord) -> str:
+        last = self._state.pod(record.owner) if record.by_hand else None
+        if last is None:
+            return f"The ResourceClaim {record.name} is not the pod's own: it gets no GPUs by it"
+        return (
+            f"The ResourceClaim {record.name} is that of pod {last.pod.name}, and a claim is one"
+            " pod's at a time: name a ResourceClaimTemplate in its place"
+        )
+
+    async def _take_over(self, record: ClaimRecord, pod: PodInfo) -> ClaimRecord:
+        """Write on a user's claim whose it is, before it is allocated."""
+        live = await self._writer.call(
+            self._writer.api.get, RESOURCE_CLAIMS, record.name, record.namespace
+        )
+        known = live["metadata"]
+        if (known["uid"], known["resourceVersion"]) != (record.uid, record.resource_version):
+            raise Conflict(409, f"the claim {record.name} is another by now")
+        metadata = {
+            "uid": record.uid,
+            "resourceVersion": record.resource_version,
+            "annotations": {names.CLAIM_POD: pod.uid},
+            "finalizers": sorted({*known.get("finalizers", ()), claims.FINALIZER}),
+        }
+        answer = await self._writer.call(
+            self._writer.api.patch,
+            RESOURCE_CLAIMS,
+            record.name,
+            {"metadata": metadata},
+            record.namespace,
+        )
+        return self._take(answer)
+
     async def _create(self, pod: PodInfo) -> ClaimRecord:
         faults.reach("claim-create-before")
         body = claims.body(pod.gpu_claim, pod.namespace, pod.name, pod.uid, pod.gpus)
@@ -217,7 +274,8 @@ class ClaimAllocator:
 
     async def _allocate(self, record: ClaimRecord, wanted: Allocation, plan: Claim) -> None:
         faults.reach("claim-allocate-before")
-        allocation = claims.written(wanted, self._capacity(plan), rfc3339(self._clock()))
+        now = rfc3339(self._clock())
+        allocation = claims.written(wanted, self._capacity(plan), now, record.request)
         await self._patch(record, {"allocation": allocation})
         faults.reach("claim-allocate-after")
 
@@ -264,6 +322,8 @@ class ClaimAllocator:
 
     async def _refuse(self, pod: PodInfo, made_at: str, note: str) -> None:
         self._refused[pod.uid] = (pod.resource_version, made_at)
+        if not claims.is_made(pod.gpu_claim):
+            self._wanting.setdefault((pod.namespace, pod.gpu_claim), set()).add(pod.uid)
         log.warning("claim refused pod=%s/%s note=%r", *pod.key, note)
         await self._writer.say(pod, "ClaimRefused", note, "Warning")
 
@@ -271,6 +331,10 @@ class ClaimAllocator:
         """Forget a pod that is gone."""
         self._refused.pop(pod.uid, None)
         self._inherited.discard(pod.uid)
+        if wanting := self._wanting.get((pod.namespace, pod.gpu_claim)):
+            wanting.discard(pod.uid)
+            if not wanting:
+                del self._wanting[pod.namespace, pod.gpu_claim]
 
     def _capacity(self, plan: Claim) -> dict[str, dict[str, str]]:
         """Return what the claim takes of each device, by its name: what the queue counts with."""
@@ -289,5 +353,5 @@ class ClaimAllocator:
 
 
 def _is_of(record: ClaimRecord, pod: PodInfo) -> bool:
-    """Say whether a claim was made for this pod, and asks for what it asks for."""
+    """Say whether a claim is this pod's, and asks for what it asks for."""
     return record.owner == pod.uid and record.gpus == pod.gpus
