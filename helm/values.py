@@ -38,7 +38,7 @@ SET_BY_THE_CHART = {
         "predictor_token_file",
     },
     PredictorConfig: {"host", "port", "store", "kubeconfig", "artifacts"},
-    AgentSettings: {"node", "proc"},
+    AgentSettings: {"node", "proc", "sys"},
 }
 
 

@@ -13,6 +13,7 @@ from node_agent.foreign import Unlisted
 from node_agent.health import Quarantine, offered_shares
 from node_agent.nvml import Gpu, Load, Memory, Process, Sensors
 from node_agent.outofmemory import FullTimes
+from node_agent.places import UNKNOWN
 from node_agent.pods import PodDirectory, PodInfo
 from node_agent.progress import Pace
 from node_agent.tenant import WINDOW_S, Tenant
@@ -64,6 +65,8 @@ class Board:
         #: None where it is not known.
         self.memory_bytes = memory_bytes
         self.memory_source = memory_source
+        #: Where it is in the node, as it was last read.
+        self.place = UNKNOWN
         self.gpu: Gpu | None = None
         #: The session with NVML has been opened anew since the load was read.
         self.gpu_is_new = False
@@ -383,6 +386,8 @@ class Board:
             mig=self.sensors.mig if self.sensors else None,
             mps=self.mps,
             compute_mode=self.sensors.compute_mode if self.sensors else None,
+            numa_node=self.place.numa_node,
+            nvlink_domain=self.place.nvlink_domain,
             health=Health.QUARANTINED if why else Health.HEALTHY,
             health_reason=why,
             shares=0 if by_dra else shares,

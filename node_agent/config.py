@@ -74,7 +74,8 @@ class AgentSettings(Section):
     `interval_s` is the time between full readings, `memory_interval_s` between readings of memory,
     by process where it has changed. Utilisation is reported as an average that forgets half in
     `utilisation_half_life_s`. `report_interval_s` is the
-    least time between two reports when figures change (`publish.Rhythm`).
+    least time between two reports when figures change (`publish.Rhythm`). `proc` and `sys` are
+    where the kernel tells of processes, and of the NUMA nodes of devices.
     `canary` is the folder in which a container without GPUs has left what it saw.
     `hand_over` says how GPUs reach containers: by a variable in their environment, or by the DRA
     driver of the node (`node_agent.dra`), which then hands over all of them: `dra` to claims that
@@ -88,6 +89,7 @@ class AgentSettings(Section):
     utilisation_half_life_s: Seconds = 10.0
     shares: Annotated[int, Field(ge=1, le=64)] = 2
     proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
     canary: Path | None = None
     hand_over: Literal["environment", "dra", "dra-queue", "label"] = "environment"
     report_interval_s: Seconds = 10.0

@@ -18,6 +18,7 @@ from node_agent.board import Board
 from node_agent.config import AgentSettings
 from node_agent.nvml import Gpu, GpuLostError, Nvml, NvmlGoneError
 from node_agent.outofmemory import FULL, OutOfMemoryLog, unix_time
+from node_agent.places import PCI_DEVICES, UNKNOWN, Place, find_places
 from node_agent.pods import PodDirectory, PodInfo
 from node_agent.progress import Pace
 from node_agent.unified import system_bytes
@@ -95,6 +96,7 @@ class Monitor:
             board = Board(
                 gpu.uuid, gpu.index, gpu.model, size, self.settings, source, mig_slice=gpu.slice
             )
+            board.place = Place(None, gpu.numa_node, gpu.nvlink_domain)
             self.boards.setdefault(gpu.uuid, board)
 
     def close(self) -> None:
@@ -190,9 +192,12 @@ class Monitor:
                 self.boards[uuid] = Board(
                     uuid, gpu.index, gpu.model, None, self.settings, mig_slice=_slice_of(gpu)
                 )
+        places = find_places(list(found.values()), self.settings.sys / PCI_DEVICES)
         for uuid, board in self.boards.items():
             board.gpu = found.get(uuid)
             board.gpu_is_new = True
+            if board.gpu is not None:
+                board.place = places.get(uuid, UNKNOWN)
             if board.gpu is not None:
                 board.index, board.slice = board.gpu.index, _slice_of(board.gpu)
                 self._find_size(board, board.gpu)

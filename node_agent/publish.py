@@ -86,8 +86,12 @@ def compare(before: GPUNodeStatus, after: GPUNodeStatus) -> Change:
 
 def _decisive(status: GPUNodeStatus) -> object:
     gpus = [
-        (gpu.uuid, gpu.number, gpu.health, gpu.health_reason, gpu.shares) for gpu in status.gpus
-    ]
+        (
+            gpu.uuid, gpu.number, gpu.health, gpu.health_reason, gpu.shares, gpu.numa_node,
+            gpu.nvlink_domain,
+        )
+        for gpu in status.gpus
+    ]  # fmt: skip
     requests = [(request.uid, request.gpu) for request in status.eviction_requests]
     failed = [(one.uid, one.container, one.ended_at) for one in status.out_of_memory]
     conditions = [(condition.type, condition.status) for condition in status.conditions]

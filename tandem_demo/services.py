@@ -79,7 +79,9 @@ class Services:
     def start_agents(self) -> None:
         """Start an agent for each node; they need the API server."""
         for node in self._nodes.values():
-            settings = self._write(f"agent-{node.name}.yaml", AGENT_SETTINGS)
+            # Its GPUs have addresses on a bus that this machine may use for something else.
+            own = {**AGENT_SETTINGS, "sys": str(node.folder / "sys")}
+            settings = self._write(f"agent-{node.name}.yaml", own)
             self._start(
                 f"agent-{node.name}",
                 "node_agent",

@@ -13,9 +13,9 @@ from pathlib import Path
 from node_agent.deviceplugin import refuse_with_device_plugin
 from node_agent.dra import cdi
 from node_agent.dra.driver import Driver
-from node_agent.dra.places import Places
 from node_agent.dra.services import KUBELET, Services
 from node_agent.dra.slices import SlicePublisher
+from node_agent.places import Places
 from tandem.errors import TandemError, UsageError
 from tandem.kube.client import KubeClient
 from tandem.kube.pace import Pace

@@ -8,10 +8,10 @@ which nothing is known.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from node_agent.dra import DRIVER
+from node_agent.places import UNKNOWN, Place
 from tandem.contracts.claims import QUEUE_TAINT, device_name
 from tandem.contracts.resources import GPU, GPUNodeStatus, Health
 
@@ -26,14 +26,6 @@ _LONGEST_TEXT = 64
 _VERSION_PARTS = 3
 #: Of Kubernetes, for any device on a PCI bus.
 _STANDARD = "resource.kubernetes.io"
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a GPU is in its machine: its address on the PCI bus, and the NUMA node next to it."""
-
-    pci: str
-    numa_node: int | None = None
 
 
 def inventory(status: GPUNodeStatus) -> dict[str, str]:
@@ -56,7 +48,7 @@ def devices(
     """
     gpus = {gpu.uuid: gpu for gpu in status.gpus}
     return [
-        _device(name, gpus[uuid], places.get(uuid), status.driver_version)
+        _device(name, gpus[uuid], places.get(uuid, UNKNOWN), status.driver_version)
         for name, uuid in sorted(inventory(status).items())
         if uuid not in taken and _is_offered(gpus[uuid])
     ]
@@ -67,7 +59,7 @@ def _is_offered(gpu: GPU) -> bool:
     return bool(gpu.dra_shares) or gpu.health is Health.QUARANTINED
 
 
-def _device(name: str, gpu: GPU, place: Place | None, driver_version: str) -> Object:
+def _device(name: str, gpu: GPU, place: Place, driver_version: str) -> Object:
     attributes: Object = {
         "uuid": {"string": gpu.uuid[:_LONGEST_TEXT]},
         "type": {"string": gpu.model[:_LONGEST_TEXT]},
@@ -78,10 +70,12 @@ def _device(name: str, gpu: GPU, place: Place | None, driver_version: str) -> Ob
         attributes["profile"] = {"string": gpu.slice.profile[:_LONGEST_TEXT]}
     if version := semantic_version(driver_version):
         attributes["driverVersion"] = {"version": version}
-    if place is not None:
+    if place.pci is not None:
         attributes[f"{_STANDARD}/pciBusID"] = {"string": place.pci}
-        if place.numa_node is not None:
-            attributes[f"{_STANDARD}/numaNode"] = {"int": place.numa_node}
+    if place.numa_node is not None:
+        attributes[f"{_STANDARD}/numaNode"] = {"int": place.numa_node}
+    if place.nvlink_domain is not None:
+        attributes["nvlinkDomain"] = {"int": place.nvlink_domain}
     shares = gpu.dra_shares or 1
     device: Object = {
         "name": name,

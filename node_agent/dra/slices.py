@@ -17,7 +17,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from node_agent.dra import DRIVER
-from node_agent.dra.devices import Place, devices, inventory
+from node_agent.dra.devices import devices, inventory
+from node_agent.places import Place
 from tandem.contracts.resources import GPUNodeStatus
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import Conflict, KubeError, NotFound

@@ -5,7 +5,7 @@ and the failure is counted); one GPU is lost (`GpuLostError` concerns it alone);
 gone, library, driver or session (`NvmlGoneError`).
 """
 
-from node_agent.nvml.gpu import Gpu
+from node_agent.nvml.gpu import SWITCH, Gpu
 from node_agent.nvml.readings import (
     GpuLostError,
     Load,
@@ -19,6 +19,7 @@ from node_agent.nvml.readings import (
 from node_agent.nvml.session import Nvml
 
 __all__ = [
+    "SWITCH",
     "Gpu",
     "GpuLostError",
     "Load",

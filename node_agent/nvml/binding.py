@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 import pynvml
@@ -59,15 +59,17 @@ class Binding:
         #: them each time doubles the driver's work.
         self._rooms: dict[tuple[str, int], int] = {}
 
-    def call(self, name: str, *arguments: object) -> Untyped:
-        """Call the binding's function `name`.
+    def call(self, name: str, *arguments: object, refusals: Collection[int] = ()) -> Untyped:
+        """Call the binding's function `name`; `refusals` are codes that are no failure of it.
 
         Raises:
             CallFailedError: whatever went wrong, as NVML's code.
         """
-        return self._checked(name, lambda: getattr(pynvml, name)(*arguments))
+        return self._checked(name, lambda: getattr(pynvml, name)(*arguments), refusals)
 
-    def _checked(self, name: str, call: Callable[[], Untyped]) -> Untyped:
+    def _checked(
+        self, name: str, call: Callable[[], Untyped], refusals: Collection[int] = ()
+    ) -> Untyped:
         try:
             return call()
         except pynvml.NVMLError as error:
@@ -77,7 +79,7 @@ class Binding:
         except Exception as error:
             log.warning("nvml answer not understood call=%s error=%r", name, error)
             code = pynvml.NVML_ERROR_UNKNOWN
-        if code not in _EXPECTED:
+        if code not in _EXPECTED and code not in refusals:
             self.errors[name, code] += 1
         raise CallFailedError(code)
 

@@ -53,6 +53,8 @@ _LISTS = {
 _FUTURE_US = 86_400_000_000
 #: NVML writes the domain with eight digits, the kernel with four.
 _PCI_ADDRESS = re.compile(r"(?:0000)?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
+#: What an NVLink to a switch leads to: all GPUs of the node that have such a link.
+SWITCH = "switch"
 #: Rows of one answer that are read.
 _MOST_SAMPLES = 4096
 
@@ -164,13 +166,37 @@ class Gpu:
 
     def pci_address(self) -> str | None:
         """Return its address on the PCI bus as the kernel writes it, or None: `0000:3b:00.0`."""
-        info = self._ask_board("nvmlDeviceGetPciInfo")
-        if info is None:
-            return None
-        # The binding decodes texts by itself, depending on its version.
-        text = info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)
-        found = _PCI_ADDRESS.fullmatch(text.lower())
-        return found[1] if found else None
+        return _pci_address(self._ask_board("nvmlDeviceGetPciInfo"))
+
+    def nvlink_peers(self) -> frozenset[str]:
+        """Return what its active NVLinks lead to: addresses of GPUs on the PCI bus, or `SWITCH`.
+
+        Empty where NVML does not tell, and of a slice: no NVLink reaches one.
+        """
+        if self.slice is not None:
+            return frozenset()
+        peers = set()
+        for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+            try:
+                active = self._link("nvmlDeviceGetNvLinkState", link)
+            except CallFailedError as failed:
+                self._binding.check_gone(failed.code)
+                if failed.code == pynvml.NVML_ERROR_NOT_SUPPORTED:
+                    continue  # a board may lack some of its links
+                break  # it has no link of this number, or the driver knows no links
+            if active == pynvml.NVML_FEATURE_ENABLED:
+                peers.add(self._peer(link))
+        return frozenset(peers - {""})
+
+    def _peer(self, link: int) -> str:
+        """Return what an active link leads to, or "" where it is no GPU, switch or known."""
+        kind = self._ask_link("nvmlDeviceGetNvLinkRemoteDeviceType", link)
+        if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+            return SWITCH
+        if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU:
+            return ""
+        # Drivers before 450 have no call for the type: an address that is a GPU's is enough.
+        return _pci_address(self._ask_link("nvmlDeviceGetNvLinkRemotePciInfo", link)) or ""
 
     def sensors(self) -> Sensors:
         """Return modes, temperature, power and the state of memory repair.
@@ -230,6 +256,20 @@ class Gpu:
             self._binding.check_gone(failed.code)
             return None
 
+    def _link(self, name: str, link: int) -> Untyped:
+        """Ask about a link; to have fewer links than the newest boards is no failure."""
+        refusals = (pynvml.NVML_ERROR_INVALID_ARGUMENT,)
+        return self._of_this_gpu(
+            lambda: self._binding.call(name, self._handle, link, refusals=refusals)
+        )
+
+    def _ask_link(self, name: str, link: int) -> Untyped:
+        try:
+            return self._link(name, link)
+        except CallFailedError as failed:
+            self._binding.check_gone(failed.code)
+            return None
+
     def _list(self, name: str) -> Untyped:
         """Ask for a list; once more where it grew between its sizing and its filling."""
         code = pynvml.NVML_SUCCESS
@@ -280,6 +320,19 @@ class Gpu:
                 self._last_sample_us = int(row.timeStamp)
                 found.append(Sample(row.timeStamp / 1e6, percent))
         return tuple(found)
+
+
+def _pci_address(info: Untyped) -> str | None:
+    """Return the address in an answer of the binding, as the kernel writes it."""
+    if info is None:
+        return None
+    try:
+        # The binding decodes texts by itself, depending on its version.
+        text = info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)
+    except UnicodeDecodeError:
+        return None
+    found = _PCI_ADDRESS.fullmatch(text.lower())
+    return found[1] if found else None
 
 
 def _by_pid(rows: Untyped) -> dict[int, int | None]:

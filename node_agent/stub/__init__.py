@@ -104,6 +104,8 @@ class StubGpu:
     window_us: int = 167_600
     unlisted: int = 0
     numa_node: int | None = None
+    #: Its NVLinks, active or not; 0: a board without NVLink.
+    nvlinks: int = 0
 
     def line(self) -> str:
         """Return the board as a line of the state file."""
@@ -115,7 +117,7 @@ class StubGpu:
         optional = "".join(f" {name}={value}" for name, value in values if value is not None)
         return (
             f"gpu uuid={self.uuid} reserved={self.reserved} unlisted={self.unlisted}"
-            f" window_us={self.window_us}{optional} name={self.name}"
+            f" window_us={self.window_us} nvlinks={self.nvlinks}{optional} name={self.name}"
         )
 
 
@@ -144,6 +146,23 @@ class StubSlice:
             f" memory={self.memory} reserved={self.reserved} compute={self.compute}"
             f" of={self.of or self.compute} sms={self.sms} name={self.name}"
         )
+
+
+@dataclass(frozen=True)
+class StubLink:
+    """An active NVLink: the link number `link` of GPU `gpu` leads to `peer`.
+
+    `peer` is the index of a GPU, or the number of a switch or an NPU.
+    """
+
+    gpu: int
+    link: int
+    peer: int
+    to: Literal["gpu", "switch", "npu"] = "gpu"
+
+    def line(self) -> str:
+        """Return the link as a line of the state file."""
+        return f"nvlink gpu={self.gpu} link={self.link} to={self.to} peer={self.peer}"
 
 
 @dataclass(frozen=True)
@@ -241,6 +260,7 @@ class StubState:
     driver: str = "580.65.06"
     clock_us: int | None = None
     slices: list[StubSlice] = field(default_factory=list)
+    links: list[StubLink] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
         """Replace the state file at once, so that no reader sees half of it."""
@@ -249,6 +269,7 @@ class StubState:
             lines.append(f"clock us={self.clock_us}")
         lines += [gpu.line() for gpu in self.gpus]
         lines += [one.line() for one in self.slices]
+        lines += [link.line() for link in self.links]
         lines += [process.line() for process in self.processes]
         lines += [error.line() for error in self.errors]
         lines += [garble.line() for garble in self.garbles]

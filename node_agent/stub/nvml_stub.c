@@ -9,7 +9,9 @@
  *   driver version=580.65.06
  *   clock us=1700000000000000
  *   gpu uuid=GPU-... memory=N reserved=N minor=0 mig=0 mode=0 temperature=40 power_mw=70000
- *       gpm=0.8 pending=0 failure=0 ecc=0 window_us=166667 unlisted=N numa_node=1 name=NVIDIA A100
+ *       gpm=0.8 pending=0 failure=0 ecc=0 window_us=166667 unlisted=N numa_node=1 nvlinks=12
+ *       name=NVIDIA A100
+ *   nvlink gpu=0 link=3 to=gpu|switch|npu peer=1
  *   slice gpu=0 uuid=MIG-... gi=7 ci=0 memory=N reserved=N compute=1 of=1 sms=14 name=NVIDIA A100 MIG 1g.10gb
  *   process gpu=0 pid=42 kind=compute|graphics|mps memory=N|none extra=N period_us=N high_us=N
  *       phase_us=N sm=60 mem=20 sm_period_us=N sm_high_us=N sm_phase_us=N instance=1
@@ -19,7 +21,8 @@
  *
  * A word that is left out means "this board does not support it" where NVML has such a notion.
  * `when` tells the call that asks for a size from the one that fills the rows. `unlisted` is memory
- * in use that no process of the lists holds. A `slice` is a MIG device of a board with mig=1: GPU
+ * in use that no process of the lists holds. A board has `nvlinks` links, of which those with a line
+ * are active: to the GPU of index `peer`, or to a switch or NPU of that number. A `slice` is a MIG device of a board with mig=1: GPU
  * instance `gi` has `of` compute slices, and its compute instance `ci` has `compute` of them; a
  * process is on it by `instance`. `garble` writes bytes over the argument `out` of a call
  * that succeeds, at `offset`: what a driver answers that cannot be.
@@ -36,13 +39,14 @@ enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, TIMEOUT = 10, GPU_IS_LOST = 15, VERSION_MISMATCH = 25
 };
-enum { MAX_GPUS = 64, MAX_SLICES = 64, MOST_SLICES = 7, MAX_PROCESSES = 512, MAX_ERRORS = 256, MAX_XIDS = 64, RING = 120 };
+enum { MAX_GPUS = 64, MAX_SLICES = 64, MOST_SLICES = 7, MAX_PROCESSES = 512, MAX_ERRORS = 256, MAX_XIDS = 64, MAX_LINKS = 2304, RING = 120 };
 /* What an H100 answers: types of samples, numbers of GPM's metrics, and types of events. */
 enum { MOST_SAMPLE_TYPES = 9, MOST_METRICS = 477 };
 #define EVENT_TYPES 65439ull
 enum { MAX_GARBLES = 16, LONGEST_NAME = 4200, MOST_BYTES = 512 };
 enum when { ANY, SIZE, FILL };
 enum kind { COMPUTE, GRAPHICS, MPS };
+enum peer { TO_GPU, TO_NPU, TO_SWITCH }; /* nvmlIntNvLinkDeviceType_t */
 
 typedef unsigned long long u64;
 
@@ -95,7 +99,7 @@ struct process {
 struct gpu {
     char uuid[LONGEST_NAME], name[LONGEST_NAME];
     u64 memory, reserved, window_us, unlisted;
-    int minor, mig, mode, temperature, power_mw, pending, failure, ecc, numa_node, unified;
+    int minor, mig, mode, temperature, power_mw, pending, failure, ecc, numa_node, nvlinks, unified;
     double gpm;
 };
 struct slice {
@@ -106,19 +110,21 @@ struct error { char call[64]; int gpu, code; enum when when; };
 struct garble {
     char call[64], out[32]; int gpu; size_t offset, length; enum when when; unsigned char bytes[MOST_BYTES];
 };
+struct nvlink { int gpu, link, peer; enum peer to; };
 struct xid { int gpu; unsigned code, seq, instance; };
 struct event_set { unsigned seen; u64 gpus; };
 
 static struct {
     char driver[80];
     u64 clock_us;
-    int gpus, slices, processes, errors, garbles, xids;
+    int gpus, slices, processes, errors, garbles, xids, links;
     struct gpu gpu[MAX_GPUS];
     struct slice slice[MAX_SLICES];
     struct process process[MAX_PROCESSES];
     struct error error[MAX_ERRORS];
     struct garble garble[MAX_GARBLES];
     struct xid xid[MAX_XIDS];
+    struct nvlink link[MAX_LINKS];
 } state;
 
 static int initialised;
@@ -173,6 +179,7 @@ static void read_gpu(const char *line) {
     gpu->failure = number(line, "failure", -1);
     gpu->ecc = number(line, "ecc", -1);
     gpu->numa_node = number(line, "numa_node", -1);
+    gpu->nvlinks = number(line, "nvlinks", 0);
     gpu->gpm = word(line, "gpm", text, sizeof text) ? strtod(text, NULL) : -1;
 }
 
@@ -190,6 +197,14 @@ static void read_slice(const char *line) {
     slice->sms = number(line, "sms", 0);
     slice->memory = number(line, "memory", 0);
     slice->reserved = number(line, "reserved", 0);
+}
+
+static void read_link(const char *line) {
+    struct nvlink *link = &state.link[state.links++];
+    char text[96] = "gpu";
+    word(line, "to", text, sizeof text);
+    *link = (struct nvlink){number(line, "gpu", 0), number(line, "link", 0), number(line, "peer", 0),
+                            !strcmp(text, "switch") ? TO_SWITCH : !strcmp(text, "npu") ? TO_NPU : TO_GPU};
 }
 
 static void read_process(const char *line) {
@@ -258,6 +273,7 @@ static void refresh(void) {
         if (!strncmp(line, "gpu ", 4) && state.gpus < MAX_GPUS) read_gpu(line);
         else if (!strncmp(line, "slice ", 6) && state.slices < MAX_SLICES) read_slice(line);
         else if (!strncmp(line, "process ", 8) && state.processes < MAX_PROCESSES) read_process(line);
+        else if (!strncmp(line, "nvlink ", 7) && state.links < MAX_LINKS) read_link(line);
         else if (!strncmp(line, "error ", 6) && state.errors < MAX_ERRORS) read_error(line);
         else if (!strncmp(line, "garble ", 7) && state.garbles < MAX_GARBLES) read_garble(line);
         else if (!strncmp(line, "xid ", 4) && state.xids < MAX_XIDS)
@@ -541,7 +557,51 @@ int nvmlDeviceGetPciInfo_v3(void *device, struct pci_info *info) {
     info->bus = gpu + 1;
     snprintf(info->bus_id, sizeof info->bus_id, "00000000:%02X:00.0", gpu + 1);
     snprintf(info->legacy, sizeof info->legacy, "0000:%02X:00.0", gpu + 1);
+    GARBLE(info);
     return leave(SUCCESS);
+}
+
+/* --- NVLink --------------------------------------------------------------------------------- */
+
+/* The active link of this number; NULL with `*code` NOT_SUPPORTED of a board without NVLink and of a
+ * link that is not active, INVALID_ARGUMENT of a number that the board does not have. */
+static const struct nvlink *active_link(int gpu, unsigned number, int *code) {
+    int has = state.gpu[gpu].nvlinks;
+    *code = !has ? NOT_SUPPORTED : number >= (unsigned)has ? INVALID_ARGUMENT : SUCCESS;
+    if (*code != SUCCESS) return NULL;
+    for (int i = 0; i < state.links; i++)
+        if (state.link[i].gpu == gpu && state.link[i].link == (int)number) return &state.link[i];
+    *code = NOT_SUPPORTED;
+    return NULL;
+}
+
+int nvmlDeviceGetNvLinkState(void *device, unsigned number, unsigned *active) {
+    ENTER_GPU(ANY);
+    *active = active_link(gpu, number, &code) != NULL;
+    if (code == NOT_SUPPORTED && state.gpu[gpu].nvlinks) code = SUCCESS; /* it is there, and off */
+    GARBLE(active);
+    return leave(code);
+}
+
+int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, unsigned number, unsigned *type) {
+    ENTER_GPU(ANY);
+    const struct nvlink *link = active_link(gpu, number, &code);
+    if (link) *type = link->to;
+    GARBLE(type);
+    return leave(code);
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned number, struct pci_info *info) {
+    ENTER_GPU(ANY);
+    const struct nvlink *link = active_link(gpu, number, &code);
+    if (!link) return leave(code);
+    /* GPUs are on buses from 1 on; switches and NPUs are on others. */
+    memset(info, 0, sizeof *info);
+    info->bus = link->peer + (link->to == TO_GPU ? 1 : link->to == TO_SWITCH ? 0xA0 : 0xC0);
+    snprintf(info->bus_id, sizeof info->bus_id, "00000000:%02X:00.0", info->bus);
+    snprintf(info->legacy, sizeof info->legacy, "0000:%02X:00.0", info->bus);
+    GARBLE(info);
+    return leave(code);
 }
 
 /* --- slices: MIG devices -------------------------------------------------------------------- */

@@ -35,7 +35,7 @@ class Node:
 
     def __init__(self, driver, proc, pods=None, **settings):
         self.driver, self.proc = driver, proc
-        self.settings = AgentSettings(node="n0", proc=proc.root, **settings)
+        self.settings = AgentSettings(node="n0", proc=proc.root, sys=proc.root / "sys", **settings)
         self.monitor = Monitor(self.settings, pods=pods)
         self.random = random.Random(1)
 

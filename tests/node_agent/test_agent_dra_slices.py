@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 from node_agent.board import HANDED_OVER, UNNAMED
 from node_agent.dra.devices import (
     QUARANTINED,
-    Place,
     devices,
     inventory,
     semantic_version,
 )
 from node_agent.dra.label import labelled
-from node_agent.dra.places import Places
 from node_agent.dra.slices import SlicePublisher
+from node_agent.places import Place, Places
 from node_agent.stub import StubGpu
 from tandem.contracts.claims import QUEUE_TAINT, device_name
 from tandem.contracts.names import HAND_OVER_LABEL
@@ -108,6 +107,13 @@ def test_the_address_on_the_bus_is_read_from_nvml_and_its_numa_node_from_the_ker
 
 
 # --- devices --------------------------------------------------------------------------------------
+
+
+def test_a_device_says_which_gpus_nvlink_connects_with_it():
+    at = {"GPU-a": Place(None, None, 4)}
+    (found,) = devices(report(gpu()), at)
+    assert found["attributes"]["nvlinkDomain"] == {"int": 4}
+    assert "resource.kubernetes.io/pciBusID" not in found["attributes"]
 
 
 def test_a_gpu_is_one_device_that_claims_share():

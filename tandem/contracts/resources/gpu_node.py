@@ -102,6 +102,10 @@ class GPU(Message):
     asks for a whole GPU. `memory_foreign_bytes` is not there for jobs: it is held by processes that
     are not ours, or by none that the driver lists (`memory_unlisted_bytes` of it).
 
+    `numa_node` is the NUMA node next to it, absent where the machine has one. GPUs of the node that
+    NVLink connects have one `nvlink_domain`, the lowest index among them; it is absent of a GPU
+    that has no such peer, and where NVML does not say.
+
     `dra_shares` is set where the node's DRA driver hands the GPU over: so many claims may share it,
     none where it is 0. `shares` is 0 then, unless the queue allocates these claims.
     """
@@ -125,6 +129,8 @@ class GPU(Message):
     mig: bool | None = None
     mps: bool | None = None
     compute_mode: Annotated[Word | None, Measured] = None
+    numa_node: Annotated[Index | None, Measured] = None
+    nvlink_domain: Annotated[Index | None, Measured] = None
     health: Health = Health.HEALTHY
     health_reason: AgentText = ""
     shares: Annotated[int, Field(ge=0, le=64)] = 2
