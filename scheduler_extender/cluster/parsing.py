@@ -105,6 +105,8 @@ def parse_gpu_node(raw: Raw) -> GpuNodeRecord:
                 sliced=gpu.slice is not None or is_slice(gpu.model),
                 compute=compute_share(gpu.model),
                 guarded=gpu.memory_guarded,
+                nvlink=-1 if gpu.nvlink_domain is None else gpu.nvlink_domain,
+                numa=-1 if gpu.numa_node is None else gpu.numa_node,
             )
             for gpu in {gpu.uuid: gpu for gpu in status.gpus}.values()
             if gpu.uuid not in unknown

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from scheduler_extender.cluster.response_encoder import ResponseEncoder
-from tandem.policy.cluster import GpuArrays, Snapshot, reset_rows
+from tandem.policy.cluster import GpuArrays, Links, Snapshot, reset_rows
 from tandem.policy.equations.horus import over_commit_curve
 from tandem.policy.units import Bools, Floats, Ints
 
@@ -45,6 +45,8 @@ class GpuFacts:
     sliced: bool = False
     compute: float = 1.0  # part of its GPU's compute
     guarded: bool = False  # its agent evicts a worker before memory runs over
+    nvlink: int = -1  # its domain of NVLink on the node, and its NUMA node; -1: unknown
+    numa: int = -1
 
     def at_most(self, shares: int) -> GpuFacts:
         """Return the same with at most so many shares."""
@@ -65,6 +67,7 @@ class GpuTable:
         self._columns = _buffers(_FIRST_CAPACITY, residents_per_gpu)
         self._generations = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
         self._observed_at_s = np.full(_FIRST_CAPACITY, -np.inf)
+        self._links = np.full((2, _FIRST_CAPACITY), -1, dtype=np.int64)  # nvlink, numa
         self._used = 0
         self._matrix = np.full((_FIRST_CAPACITY, 1), -1, dtype=np.int64)
         self._across: Ints | None = None
@@ -144,8 +147,14 @@ class GpuTable:
         rows, node, names, ids = self._ordered()
         columns = {k: v[rows] for k, v in self._columns.items()} | {"node": node.copy()}
         return LiveSnapshot(
-            gpus=gpu_arrays(columns), node_names=names, gpu_ids=ids, generation=self.generation
-        )
+            gpus=gpu_arrays(columns), node_names=names, gpu_ids=ids, links=self._links_of(rows),
+            generation=self.generation,
+        )  # fmt: skip
+
+    def _links_of(self, rows: Ints) -> Links | None:
+        """Return how the GPUs in some rows are connected; None where of none anything is known."""
+        nvlink, numa = self._links[:, rows]
+        return Links(nvlink, numa) if (nvlink >= 0).any() or (numa >= 0).any() else None
 
     def commonest_kind(self, nodes: Bools | None = None) -> GpuKind | None:
         """Return the commonest type of GPU (ties: the first seen), None without GPUs.
@@ -216,6 +225,7 @@ class GpuTable:
             "compute": [gpu.compute for gpu in gpus],
             "guarded": [gpu.guarded for gpu in gpus],
         }
+        self._links[:, rows] = [[gpu.nvlink for gpu in gpus], [gpu.numa for gpu in gpus]]
         changed = len(added) > 0
         for column, values in facts.items():
             known = self._columns[column]
@@ -316,6 +326,7 @@ class GpuTable:
             }
             self._generations = np.concatenate((self._generations, np.zeros(more, dtype=np.int64)))
             self._observed_at_s = np.concatenate((self._observed_at_s, np.full(more, -np.inf)))
+            self._links = np.hstack((self._links, np.full((2, more), -1, dtype=np.int64)))
         have_slots, have_width = self._matrix.shape
         if slots > have_slots or width > have_width:
             shape = (max(have_slots * (2 if slots > have_slots else 1), slots),

@@ -40,6 +40,7 @@ from tandem.policy.catalog import Profile
 from tandem.policy.cluster import Snapshot
 from tandem.policy.decision import Decision, Placement, PodPlacement, Waits
 from tandem.policy.job import Job
+from tandem.policy.links import connect
 from tandem.policy.pipeline import Pipeline, wanted
 from tandem.policy.topology import most_in_one
 from tandem.policy.units import Ints
@@ -147,6 +148,7 @@ class _Round:
         else:
             waiting = ~board.arrays.running[inputs.ranked]
             self._dispatch(inputs.ranked if dispatch.preempts else inputs.ranked[waiting])
+        self._connect()
         self._note()
         if dispatch.ignores_preemption_cost:
             room = MakingRoom(self._q, inputs, self._pipeline, self._starts, self._stops)
@@ -234,6 +236,16 @@ class _Round:
     def _dispatch(self, ranked: Ints) -> None:
         board = self._inputs.board
         self._profile.dispatch(board, ranked, self._pipeline, self._profile.order.blocks)
+
+    def _connect(self) -> None:
+        """Exchange GPUs of starts for better connected ones, on which no job is now."""
+        inputs, snapshot = self._inputs, self._q.snapshot
+        if snapshot.links is None:
+            return
+        # A gang that is being moved has been promised its very GPUs.
+        fixed = {i for i, key in enumerate(inputs.keys) if key in self._q.targets}
+        taken = snapshot.gpus.jobs > 0
+        connect(inputs.board, snapshot.links, self._pipeline, taken, fixed)
 
     def _waiting(self) -> list[int]:
         """Return the starts that have no place, in order."""

@@ -245,6 +245,23 @@ class Board:
         for slot, other in sorted(left):
             add_worker(self.columns, self.jobs[other], np.array(left[slot, other]), other)
 
+    def exchange(self, job: int, rows: Ints) -> None:
+        """Let a job have other GPUs of its nodes: it is alone on those that it leaves.
+
+        Those that it gets instead are empty.
+        """
+        before = self.rows_of[job]
+        left, got = np.setdiff1d(before, rows), np.setdiff1d(rows, before)
+        reset_rows(self.columns, left)
+        add_worker(self.columns, self.jobs[job], got, job)
+        for row in left.tolist():
+            self.residents_of[row] = []
+        for row in got.tolist():
+            self.residents_of[row] = [job]
+        self.changed[left] = self.changed[got] = True
+        self.rows_of[job] = rows
+        self.pool.put(job, rows, self.rows_of)
+
     def resize(self, job: int, rows: Ints) -> None:
         """Let a running job have `rows` instead, with as many pods as these make."""
         of = self.jobs[job]

@@ -206,17 +206,31 @@ def reset_rows(columns: dict[str, Floats | Ints | Bools], rows: Ints) -> None:
 _COLUMNS = tuple(field.name for field in fields(GpuArrays))
 
 
+@dataclass(frozen=True, slots=True)
+class Links:
+    """In which domains of their nodes GPUs are, (gpus,) each; -1 where that is not known.
+
+    GPUs of one node with the same number are connected by NVLink, or next to one NUMA node. The
+    numbers of different nodes have nothing to do with one another.
+    """
+
+    nvlink: Ints
+    numa: Ints
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """A frozen picture of the cluster on which one decision is made.
 
     `node_names` and `gpu_ids` are in row order; a GPU's id is its UUID. Rows of one node stand
-    together, and within a node in the order of their ids, so that ties break by (node, id).
+    together, and within a node in the order of their ids, so that ties break by (node, id). `links`
+    is None where no GPU's connections are known.
     """
 
     gpus: GpuArrays
     node_names: tuple[str, ...]
     gpu_ids: tuple[str, ...]
+    links: Links | None = None
 
     def __post_init__(self) -> None:
         """Check that names and rows agree."""

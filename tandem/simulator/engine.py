@@ -12,10 +12,11 @@ from tandem.errors import TandemError
 from tandem.policy.adjust.learn import Learn
 from tandem.policy.board import Board, Start
 from tandem.policy.catalog import Profile
-from tandem.policy.cluster import GpuArrays
+from tandem.policy.cluster import GpuArrays, Links
 from tandem.policy.elastic import SMALLER_FOR_S
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
+from tandem.policy.links import connect
 from tandem.policy.ordering.ranking import state_of
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.topology import Topology
@@ -56,11 +57,11 @@ class RunOptions:
     place of an adjuster in a profile that has none; it corrects the predictions of `believed` where
     they stand. `on_progress` gets the number of ended jobs at each end. `record_decisions` fills
     `Outcome.decisions`. `topology` has the domains of the nodes; without it, no job may require a
-    level. `pause_s` says, by the time of a round, for how many seconds no other one
-    follows: what happens in between is decided on together. Without it, each change is decided on
-    at once. `admit` takes the ranked jobs and which jobs run, and yields the jobs that each
-    dispatch of a round may try, in order; without it there is one, of all. Jobs of the trace are
-    elastic only without `begun`.
+    level. `links` says how the GPUs of a node are connected. `pause_s` says, by the time of a
+    round, for how many seconds no other one follows: what happens in between is decided on
+    together. Without it, each change is decided on at once. `admit` takes the ranked jobs and which
+    jobs run, and yields the jobs that each dispatch of a round may try, in order; without it there
+    is one, of all. Jobs of the trace are elastic only without `begun`.
     """
 
     history: History | None = None
@@ -71,6 +72,7 @@ class RunOptions:
     record_decisions: bool = False
     pause_s: Callable[[float], float] | None = None
     topology: Topology | None = None
+    links: Links | None = None
     admit: Callable[[Ints, Bools], Iterator[Ints]] | None = None
 
 
@@ -101,6 +103,7 @@ class Engine:
         self._record = options.record_decisions
         self._pause_s = options.pause_s
         self._admit = options.admit or _all
+        self._links = options.links
         self._paused_until_s = -np.inf
         self._postponed = False
         self._adjust = profile.adjust or options.learner
@@ -384,6 +387,7 @@ class Engine:
 
         Who has started is looked at once more by the profile's adjuster, a while later.
         """
+        connect(self._board, self._links, self._pipeline)
         actions = self._board.take_actions()
         touched: set[int] = set()
         stopped: set[int] = set()
