@@ -291,6 +291,8 @@ def _gpus_of(state: ClusterState, report: GpuNodeRecord, *, answers: bool) -> It
             "number": gpu.number,
             "slice": gpu.slice.profile if gpu.slice is not None else None,
             "model": gpu.model,
+            "numaNode": gpu.numa_node,
+            "nvlinkDomain": gpu.nvlink_domain,
             "shares": int(live.shares[row]),
             "held": int(live.jobs[row]),
             "jobs": sorted(claim.job.id for claim in holders.values()),

@@ -276,6 +276,8 @@ _GPUS = (
     Column("memory measured", lambda gpu: _gib(gpu.get("memoryUsedBytes")), wide=True),
     Column("load predicted", lambda gpu: f"{gpu['utilisationPromisedPercent']:.0f} %"),
     Column("load measured", lambda gpu: _percent(gpu.get("utilisationPercent")), wide=True),
+    Column("NVLink domain", lambda gpu: _known(gpu.get("nvlinkDomain")), wide=True),
+    Column("NUMA node", lambda gpu: _known(gpu.get("numaNode")), wide=True),
     Column("jobs", lambda gpu: ", ".join(gpu["jobs"]) or "-"),
     Column("state", state, may_break=True),
 )
@@ -292,6 +294,10 @@ _JOBS = (
     Column("places", lambda job: ", ".join(sorted({p["node"] for p in job["places"]})) or "-"),
     Column("message", lambda job: job.get("short") or job["message"], may_break=True),
 )
+
+
+def _known(number: int | None) -> str:
+    return "-" if number is None else str(number)
 
 
 def _gib(count: float | None) -> str:

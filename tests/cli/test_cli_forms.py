@@ -36,6 +36,22 @@ def test_wide_has_all_columns_and_the_table_fewer(service: Service) -> None:
     head, line = service.run("gpus", "-o", "wide").stdout.splitlines()
     assert "memory measured" in head
     assert "3.0 GiB" in line
+    assert "NVLink domain" not in service.run("gpus").stdout
+
+
+@pytest.mark.parametrize(
+    ("places", "shown"),
+    [({"nvlinkDomain": 4, "numaNode": 1}, ["4", "1"]), ({"nvlinkDomain": None}, ["-", "-"]),
+     ({}, ["-", "-"])],
+)  # fmt: skip
+def test_wide_says_how_gpus_are_connected(
+    service: Service, places: dict[str, Any], shown: list[str]
+) -> None:
+    service.say({"gpus": [{**GPU, **places, "jobs": []}]})
+    head, line = service.run("gpus", "-o", "wide").stdout.splitlines()
+    assert head.index("NVLink domain") < head.index("NUMA node") < head.index("jobs")
+    cells = [line[head.index(name) :].split()[0] for name in ("NVLink domain", "NUMA node")]
+    assert cells == shown
 
 
 EXPECTED = {

@@ -156,6 +156,13 @@ async def test_people_see_gpus_jobs_and_why_a_pod_waits() -> None:
             ("GPU-n0", 1, ["ml/pod-old"]),
             ("GPU-n1", 0, []),
         ]
+        assert [(g["nvlinkDomain"], g["numaNode"]) for g in gpus] == [(None, None)] * 2
+        linked = gpu_node("n1", "GPU-n1")
+        linked["status"]["gpus"][0] |= {"nvlinkDomain": 0, "numaNode": 1}
+        cluster.patch(GPU_NODES, "n1", {"status": linked["status"]})
+        await asyncio.sleep(0.02)
+        gpus = (await client.get("http://public/v1/gpus")).json()["gpus"]
+        assert [(g["nvlinkDomain"], g["numaNode"]) for g in gpus] == [(None, None), (0, 1)]
         only = (await client.get("http://public/v1/gpus", params={"node": "n1"})).json()
         assert [g["node"] for g in only["gpus"]] == ["n1"]
         assert (await client.get("http://public/v1/jobs")).json() == {"jobs": []}
