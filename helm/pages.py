@@ -36,6 +36,7 @@ _UNLESS = {
     "certManager": "; not with cert-manager",
     "attach": "; not with a scheduler of yours",
     "noClaims": "; only with `admission.gpu_claims`",
+    "noKueue": "; only with `admission.topology_from`",
 }
 _TOGETHER = {
     "indexed-job": "with `completionMode: Indexed` all, else each alone",

@@ -47,6 +47,12 @@ def _once_each(levels: tuple[str, ...]) -> tuple[str, ...]:
     return levels
 
 
+#: Labels of nodes, widest first.
+TopologyLevels = Annotated[tuple[LabelKey, ...], Field(max_length=16), AfterValidator(_once_each)]
+#: An object's name, as the API server has it; '' for none.
+ObjectName = Annotated[str, Field(pattern=r"^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$", max_length=253)]
+
+
 class AdmissionConfig(Section):
     """Settings of admission.
 
@@ -62,6 +68,8 @@ class AdmissionConfig(Section):
     `memory_limits`: whether jobs that may share a GPU get the limit of their memory.
     `topology_levels`: the labels of nodes that say where they are, widest first; jobs may require
     or prefer to run in one domain of a level, and what gathers gangs goes by them.
+    `topology_from`: the Topology of Kueue whose levels take the place of `topology_levels`, once it
+    has been read; empty for none.
     """
 
     scheduler_name: str = names.SCHEDULER_NAME
@@ -73,9 +81,8 @@ class AdmissionConfig(Section):
     resource_claims: Literal["refuse", "allow"] = "refuse"
     gpu_claims: bool = False
     memory_limits: bool = True
-    topology_levels: Annotated[
-        tuple[LabelKey, ...], Field(max_length=16), AfterValidator(_once_each)
-    ] = names.TOPOLOGY_LEVELS
+    topology_levels: TopologyLevels = names.TOPOLOGY_LEVELS
+    topology_from: ObjectName = ""
 
 
 class Rotation(Section):

@@ -48,6 +48,8 @@ _NAMESPACE = re.compile(rb'"namespace":"([^"\\]{1,63})"')
 
 #: Judges the body of a review: returns the status and the body of the answer.
 Judge = Callable[[bytes], tuple[int, bytes]]
+#: Returns the levels of topology that are in use; None: those of the settings.
+Levels = Callable[[], tuple[str, ...] | None]
 #: Runs a judge on a request's body outside of the event loop.
 Run = Callable[[Request, Judge], Awaitable[tuple[int, bytes]]]
 
@@ -95,6 +97,7 @@ def admission_router(
     count: Callable[[str], None] = lambda _: None,
     run: Run | None = None,
     claims: Read | None = None,
+    levels: Levels = lambda: None,
 ) -> APIRouter:
     """Return the routes `/mutate` and, for adopted namespaces, `/mutate-adopted`.
 
@@ -103,7 +106,8 @@ def admission_router(
     `has_runtime_class` answers whether the cluster has the runtime class `nvidia`; `count` is
     called with each verdict: `refused`, `changed` or `as it is`; `run` says where the work is done,
     a thread where it is not given. `claims` reads the ResourceClaims and templates that pods
-    name, None: they are not looked at.
+    name, None: they are not looked at. `levels` returns the levels of topology where they are not
+    those of the settings.
     """
     router = APIRouter(tags=["admission"])
     run = run or _in_a_thread
@@ -112,7 +116,13 @@ def admission_router(
         ("/mutate-adopted", True, "Admit in an adopted namespace: nvidia.com/gpu becomes ours"),
     ):
         judge_body = partial(
-            answer_review, config, has_runtime_class, count, adopt=adopt, claims=claims
+            answer_review,
+            config,
+            has_runtime_class,
+            count,
+            adopt=adopt,
+            claims=claims,
+            levels=levels,
         )
         router.add_api_route(
             path,
@@ -144,6 +154,7 @@ def answer_review(
     *,
     adopt: bool,
     claims: Read | None = None,
+    levels: Levels = lambda: None,
 ) -> tuple[int, bytes]:
     """Return the status and the body of the answer to a review. Pure but for log and `count`.
 
@@ -156,6 +167,8 @@ def answer_review(
         request = AdmissionReview.model_validate_json(body).request
     except ValidationError as error:
         return _UNPROCESSABLE, _error("; ".join(map(str, shape_errors(error))))
+    if (known := levels()) is not None:
+        config = config.model_copy(update={"topology_levels": known})
     try:
         verdict = judge(
             request,

@@ -310,6 +310,13 @@ class NodeBook:
         self._by_claims ^= 1 << self._slot(name)
         self._masks.clear()
 
+    def use_levels(self, levels: Sequence[str]) -> None:
+        """Let other labels be the levels of topology."""
+        self._domains = NodeDomains(levels)
+        for slot, record in enumerate(self._records):
+            if record is not None:
+                self._domains.put(slot, record.labels)
+
     def rack(self, name: str) -> int:
         """Return the number of the narrowest domain that a node is in; 0 where it is in none."""
         slot = self._slots.get(name)

@@ -394,6 +394,12 @@ class ClusterState:
         self.ledger.put(uid, Hold.RESERVED, None)
         self._derive(uid)
 
+    def use_levels(self, levels: Sequence[str]) -> None:
+        """Let other labels of nodes be the levels of topology, widest first."""
+        self.nodes.use_levels(levels)
+        for name in self.table.slot_of:
+            self.table.put_rack(name, self.nodes.rack(name))
+
     # --- what follows ---------------------------------------------------------------------------
 
     def _follow(self, record: Record, *, gone: bool, before: Record | None = None) -> None:

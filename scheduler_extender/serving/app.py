@@ -65,6 +65,7 @@ def public_app(service: Service) -> FastAPI:
             service.config.admission,
             lambda: service.runtime_class[0],
             lambda outcome: service.metrics.admissions.labels(outcome).inc(),
+            levels=lambda: service.levels.current,
         )
     )
     if isinstance(service.api, MemoryCluster):
@@ -191,7 +192,11 @@ def _front(service: Service, path: str) -> FrontProcess:
     return FrontProcess(
         settings,
         service.metrics,
-        lambda: {"ready": service.feed.ready, "runtime_class": service.runtime_class[0]},
+        lambda: {
+            "ready": service.feed.ready,
+            "runtime_class": service.runtime_class[0],
+            "levels": service.levels.current,
+        },
     )
 
 

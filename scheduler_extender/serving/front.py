@@ -126,6 +126,7 @@ class Line:
         self.turned_s = time.monotonic()
         self.ready = False
         self.has_runtime_class = False
+        self.levels: tuple[str, ...] | None = None
         self.serving = False
         self.certificate_ends_s = 0.0
         self.end: Callable[[], None] = lambda: os._exit(0)
@@ -164,6 +165,7 @@ class Line:
                 self.end()
                 return
             self.ready, self.has_runtime_class = heard["ready"], heard["runtime_class"]
+            self.levels = None if heard.get("levels") is None else tuple(heard["levels"])
             self.heard_s = time.monotonic()
             time.sleep(BEAT_S)
 
@@ -194,6 +196,7 @@ def front_app(
             line.count,
             judged,
             claims_of(api),
+            levels=lambda: line.levels,
         )
     )
     app.include_router(_health(line))

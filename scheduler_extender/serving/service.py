@@ -33,6 +33,7 @@ from scheduler_extender.queue.figures import QueueFigures
 from scheduler_extender.queue.forecasts.what_if import WhatIf
 from scheduler_extender.queue.metrics import QueueMetrics
 from scheduler_extender.quotas import adopted
+from scheduler_extender.serving.levels import Levels
 from scheduler_extender.serving.memory_api import admission
 from scheduler_extender.serving.metrics import Metrics
 from scheduler_extender.serving.nodepods import NodePods
@@ -82,6 +83,7 @@ class Service:
     own_pods: OwnPods
     past: Past
     what_if: WhatIf
+    levels: Levels
     runtime_class: list[bool] = field(default_factory=lambda: [False])
     traffic: Traffic = field(default_factory=Traffic)
 
@@ -219,9 +221,16 @@ async def running(
     )
     queue_metrics.watch(QueueFigures(controller))
     binder.mismatch = controller.claims.mismatch
+
+    def use_levels(found: tuple[str, ...]) -> None:
+        state.use_levels(found)
+        controller.look_again()
+
+    levels = Levels(config.admission, use_levels)
+    await levels.look(api)
     service = Service(
         config, api, state, feed, verbs, binder, metrics, changes, predictor, node_pods, own_pods,
-        controller.past, controller.what_if,
+        controller.past, controller.what_if, levels,
     )  # fmt: skip
     reflectors = _start_feed(feed, api)
     reflectors += own_pods.follow(api, (config.namespace, config.agent_namespace))
@@ -237,6 +246,7 @@ async def running(
         asyncio.create_task(_tick(state, metrics, clock)),
         asyncio.create_task(_act_when_ready(feed, claims_read, controller)),
         asyncio.create_task(_watch_runtime_class(service, api)),
+        asyncio.create_task(levels.follow(api)),
     ]
     if predictor.is_configured:
         tasks.append(asyncio.create_task(heartbeat.run()))

@@ -58,4 +58,9 @@ MUTATING_WEBHOOKS = Resource(
 )
 GPU_JOBS = Resource(GROUP, VERSION, "GPUJob", "gpujobs")
 GPU_NODES = Resource(GROUP, VERSION, "GPUNode", "gpunodes", namespaced=False)
+#: Levels of topology in Kueue 0.19 and, with the older version of the API, before 0.15.
+KUEUE_TOPOLOGIES = tuple(
+    Resource("kueue.x-k8s.io", version, "Topology", "topologies", namespaced=False)
+    for version in ("v1beta2", "v1beta1")
+)
 MODEL_PROFILES = Resource(GROUP, VERSION, "ModelProfile", "modelprofiles")

@@ -26,7 +26,9 @@ from tandem.errors import TandemError
 from tandem.kube.access import ACCESS_REVIEWS
 from tandem.kube.errors import Forbidden, Gone, unreachable
 from tandem.kube.resource import (
+    CONFIG_MAPS,
     GPU_NODES,
+    KUEUE_TOPOLOGIES,
     LEASES,
     MUTATING_WEBHOOKS,
     NAMESPACES,
@@ -431,6 +433,37 @@ def test_nodes_that_hand_gpus_over_by_claims_need_claims_and_a_driver() -> None:
     by_hand = gpu("GPU-9", shares=0, sharesReason="DRA hands it over", draShares=2)
     site.change(GPU_NODES, "gpu-0", {"status": {"gpus": [by_hand]}})
     site.api.delete(DEVICE_CLASSES, names.QUEUE_CLASS)
+    assert not of(examined(site), Outcome.FAILED)
+
+
+def test_a_topology_of_kueue_that_the_settings_name_must_exist() -> None:
+    site = Site()
+    settings = {"extender.yaml": "admission:\n  topology_from: tas\n"}
+    site.api.create(
+        CONFIG_MAPS, {"metadata": {"name": "tandem-scheduler"}, "data": settings}, SYSTEM
+    )
+    (found,) = of(examined(site), Outcome.FAILED)
+    assert found.check == "scheduler"
+    assert "Kueue's Topology tas, which does not exist" in found.says
+    assert "topology_from=NAME" in found.do
+    for unreadable in (CONFIG_MAPS, KUEUE_TOPOLOGIES[0]):
+        site.api.unreadable = {unreadable}
+        assert not of(examined(site), Outcome.FAILED)
+        assert not of(examined(site), Outcome.UNKNOWN)
+    site.api.unreadable = set()
+    for version in KUEUE_TOPOLOGIES:
+        site.api.create(version, {"metadata": {"name": "tas"}})
+        assert not of(examined(site), Outcome.FAILED)
+        site.api.delete(version, "tas")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "admission: {}", "admission: [a]", "admission: {topology_from: ''}", "{a: [", "a"]
+)
+def test_settings_that_name_no_topology_are_fine(text: str) -> None:
+    site = Site()
+    data = {"extender.yaml": text} if text else {}
+    site.api.create(CONFIG_MAPS, {"metadata": {"name": "tandem-scheduler"}, "data": data}, SYSTEM)
     assert not of(examined(site), Outcome.FAILED)
 
 

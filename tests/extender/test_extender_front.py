@@ -37,6 +37,7 @@ from scheduler_extender.serving.gate import Entry, Gate, Guarded, Limits, Turnst
 from scheduler_extender.serving.limits import Budget
 from scheduler_extender.serving.metrics import Metrics
 from scheduler_extender.serving.service import Service, running
+from tandem.contracts import names
 from tandem.kube.memory import MemoryCluster
 from tandem.local.processes import free_port
 
@@ -113,7 +114,11 @@ async def site(folder: Path) -> AsyncIterator[Site]:
         front = FrontProcess(
             settings,
             service.metrics,
-            lambda: {"ready": service.feed.ready, "runtime_class": False},
+            lambda: {
+                "ready": service.feed.ready,
+                "runtime_class": False,
+                "levels": service.levels.current,
+            },
         )
         keeping = asyncio.create_task(front.run())
         found = Site(service, front, ports)
@@ -135,6 +140,29 @@ def story(folder: Path, script: Callable[[Site], Any]) -> None:
             await script(found)
 
     asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_reviews_go_by_the_levels_of_topology_that_are_in_use(tmp_path: Path) -> None:
+    asks = {"annotations": {names.REQUIRED_TOPOLOGY: "example.com/rack"}}
+    limits = {"limits": {names.RESOURCE: "1"}}
+    body = flood.review(
+        {"metadata": asks, "spec": {"containers": [{"name": "c", "resources": limits}]}}
+    )
+
+    async def script(found: Site) -> None:
+        async def allowed() -> bool:
+            async with httpx.AsyncClient(verify=False, trust_env=False) as client:
+                answer = await client.post(f"{found.public}/mutate", content=body)
+            return bool(answer.json()["response"]["allowed"])
+
+        assert not await allowed()
+        found.service.levels.current = ("example.com/rack",)
+        async with asyncio.timeout(30):
+            while not await allowed():  # noqa: ASYNC110 - its next beat says so
+                await asyncio.sleep(0.2)
+
+    story(tmp_path, script)
 
 
 @pytest.mark.slow

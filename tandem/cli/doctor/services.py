@@ -21,6 +21,7 @@ from tandem.cli.doctor.cluster import (
     not_after_s,
 )
 from tandem.cli.doctor.findings import Verdict, failed, ok, plural, unknown, warning
+from tandem.cli.doctor.levels import levels
 from tandem.cli.doctor.nodes import trouble
 from tandem.contracts import names
 from tandem.errors import TandemError
@@ -61,6 +62,7 @@ def scheduler(cluster: Cluster) -> Iterator[Verdict]:
     """Check whether the scheduler's pods run, and the extender answers through the API server."""
     without = "nothing is placed, and pods with GPUs are refused"
     yield from _deployment(cluster, "scheduler", without, _no_answer(cluster, "/v1/status/scope"))
+    yield from levels(cluster)
 
 
 def predictor(cluster: Cluster) -> Iterator[Verdict]:
