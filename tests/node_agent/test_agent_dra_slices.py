@@ -14,7 +14,7 @@ from node_agent.dra.devices import (
 from node_agent.dra.label import labelled
 from node_agent.dra.slices import SlicePublisher
 from node_agent.places import Place, Places
-from node_agent.stub import StubGpu
+from node_agent.stub import StubError, StubGarble, StubGpu
 from tandem.contracts.claims import QUEUE_TAINT, device_name
 from tandem.contracts.names import HAND_OVER_LABEL
 from tandem.contracts.resources import GPU, GPUNodeStatus, Health, Slice
@@ -104,6 +104,20 @@ def test_the_address_on_the_bus_is_read_from_nvml_and_its_numa_node_from_the_ker
         (tmp_path / name / "numa_node").write_text(f"{node}\n")
     places = Places(tmp_path)
     assert places() == {"GPU-a": Place("0000:01:00.0", 1), "GPU-b": Place("0000:02:00.0", None)}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [StubError("nvmlDeviceGetPciInfo_v3", 15, gpu=0),
+     StubGarble("nvmlDeviceGetPciInfo_v3", "info", b"\xff\0", gpu=0, offset=36)],
+    ids=["lost", "no text"],
+)  # fmt: skip
+def test_a_gpu_that_does_not_answer_takes_no_place_from_the_others(driver, tmp_path, fault):
+    """The thread that publishes ended."""
+    driver.state.gpus = [StubGpu("GPU-a"), StubGpu("GPU-b")]
+    (driver.state.errors if isinstance(fault, StubError) else driver.state.garbles).append(fault)
+    driver.apply()
+    assert Places(tmp_path)() == {"GPU-b": Place("0000:02:00.0")}
 
 
 # --- devices --------------------------------------------------------------------------------------
