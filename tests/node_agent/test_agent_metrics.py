@@ -136,6 +136,7 @@ def test_every_metric_and_setting_is_documented(registry):
         for field in model.model_fields.keys() - {
             "node",
             "proc",
+            "sys",
             "health",
             "guard",
             "metrics",
