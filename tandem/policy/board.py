@@ -250,8 +250,9 @@ class Board:
 
         Those that it gets instead are empty.
         """
-        before = self.rows_of[job]
-        left, got = np.setdiff1d(before, rows), np.setdiff1d(rows, before)
+        before, after = set(self.rows_of[job].tolist()), set(rows.tolist())
+        left = np.array(sorted(before - after), dtype=np.int64)
+        got = np.array(sorted(after - before), dtype=np.int64)
         reset_rows(self.columns, left)
         add_worker(self.columns, self.jobs[job], got, job)
         for row in left.tolist():

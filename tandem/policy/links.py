@@ -7,24 +7,24 @@ one NUMA node. Nothing else of the decision changes, and where no place of a GPU
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Container
+from collections import Counter, defaultdict
+from collections.abc import Container, Sequence
 
 import numpy as np
 
 from tandem.policy.board import Board, Start
-from tandem.policy.cluster import GpuArrays, Links
+from tandem.policy.cluster import Links
 from tandem.policy.pipeline import Pipeline
-from tandem.policy.units import Bools, Ints
+from tandem.policy.units import Bools
 
 #: Columns in which GPUs are equal that are exchanged for one another.
 _ALIKE = (
-    "node", "gpu_type", "memory_capacity_gib", "shares", "sliced", "compute", "guarded", "fresh",
+    "gpu_type", "memory_capacity_gib", "shares", "sliced", "compute", "guarded", "fresh",
     "healthy",
 )  # fmt: skip
 
 
-def nearest(wanted: int, nvlink: Ints, numa: Ints) -> Ints | None:
+def nearest(wanted: int, nvlink: Sequence[int], numa: Sequence[int]) -> list[int] | None:
     """Return which `wanted` of equal GPUs are best connected; None where no domain has so many.
 
     `nvlink` and `numa` are the domains of the GPUs, -1 where unknown. The smallest domain that
@@ -32,31 +32,36 @@ def nearest(wanted: int, nvlink: Ints, numa: Ints) -> Ints | None:
     """
     linked = _smallest(nvlink, wanted)
     if linked is not None:
-        within = _smallest(numa[linked], wanted)
-        return (linked if within is None else linked[within])[:wanted]
+        within = _smallest([numa[at] for at in linked], wanted)
+        return (linked if within is None else [linked[at] for at in within])[:wanted]
     near = _smallest(numa, wanted)
-    return None if near is None else near[_few_domains(nvlink[near], wanted)]
+    if near is None:
+        return None
+    return [near[at] for at in _few_domains([nvlink[at] for at in near], wanted)]
 
 
-def _smallest(domain: Ints, wanted: int) -> Ints | None:
+def _smallest(domain: Sequence[int], wanted: int) -> list[int] | None:
     """Return the GPUs of the domain that has the fewest, but as many as are wanted."""
-    sizes = np.bincount(domain[domain >= 0])
-    enough = np.flatnonzero(sizes >= wanted)
-    return np.flatnonzero(domain == enough[sizes[enough].argmin()]) if len(enough) else None
+    sizes = Counter(number for number in domain if number >= 0)
+    enough = [(size, number) for number, size in sizes.items() if size >= wanted]
+    if not enough:
+        return None
+    smallest = min(enough)[1]
+    return [at for at, number in enumerate(domain) if number == smallest]
 
 
-def _few_domains(domain: Ints, wanted: int) -> Ints:
+def _few_domains(domain: Sequence[int], wanted: int) -> list[int]:
     """Return `wanted` GPUs of few domains, each with fewer: whole ones as long as these fit."""
     groups: dict[int, list[int]] = defaultdict(list)
-    for index, number in enumerate(domain.tolist()):
-        groups[number if number >= 0 else -1 - index].append(index)
+    for at, number in enumerate(domain):
+        groups[number if number >= 0 else -1 - at].append(at)
     left, found = sorted(groups.values(), key=lambda group: (-len(group), group)), list[int]()
     while len(found) < wanted:
         missing = wanted - len(found)
         group = next((each for each in left if len(each) <= missing), left[-1])
         left.remove(group)
         found += group[:missing]
-    return np.array(sorted(found), dtype=np.int64)
+    return sorted(found)
 
 
 def connect(
@@ -85,55 +90,121 @@ def connect(
         for job in tried:
             if job in fixed:
                 continue
-            before = board.rows_of[job]
+            before: list[int] = board.rows_of[job].tolist()
             rows, connected = _connected(board, job, before, links, pipeline, closed)
             if not connected:
                 unconnected.append(job)
-            if (rows != before).any():
-                board.exchange(job, rows)
-                board.actions[last[job]] = Start(job, tuple(rows.tolist()))
+            if rows != before:
+                board.exchange(job, np.array(rows, dtype=np.int64))
+                board.actions[last[job]] = Start(job, tuple(rows))
         tried = unconnected
 
 
 def _connected(
-    board: Board, job: int, rows: Ints, links: Links, pipeline: Pipeline, closed: Bools | None
-) -> tuple[Ints, bool]:
+    board: Board,
+    job: int,
+    rows: list[int],
+    links: Links,
+    pipeline: Pipeline,
+    closed: Bools | None,
+) -> tuple[list[int], bool]:
     """Return the GPUs that a job gets in place of `rows`, in the same order of pods.
 
     The second value is False where one of its pods found no domain.
     """
     gpus, size = board.gpus, board.jobs[job].gpus_per_pod
-    found, connected = rows.copy(), True
-    for node in np.unique(gpus.node[rows]).tolist():
-        there = np.flatnonzero(gpus.node == node)
-        if (links.nvlink[there] < 0).all() and (links.numa[there] < 0).all():
+    found, connected = list(rows), True
+    of_node: dict[int, list[int]] = defaultdict(list)  # places in `rows`
+    for at, node in enumerate(gpus.node[rows].tolist()):
+        of_node[node].append(at)
+    for node, there in of_node.items():
+        near = _Node(board, node, links, closed)
+        if not near.known:
             continue
-        if closed is not None:
-            there = there[~closed[there]]
-        empty = there[gpus.jobs[there] == 0]
-        empty = empty[pipeline.evaluate(board.jobs[job], gpus.take(empty)).allowed]
-        alone = there[(gpus.jobs[there] == 1) & np.isin(there, rows)]
-        at = np.flatnonzero(gpus.node[rows] == node)
-        pods = [pod for pod in at[: len(at) - len(at) % size].reshape(-1, size)
-                if np.isin(rows[pod], alone).all() and _alike(gpus, rows[pod], rows[pod[0]]).all()
-                ]  # fmt: skip
-        # Pods of the job that are next to one another exchange GPUs as well.
-        free = np.sort(np.concatenate((empty, *(rows[pod] for pod in pods))))
-        for pod in pods:
-            pool = free[_alike(gpus, free, rows[pod[0]])]
-            best = nearest(size, links.nvlink[pool], links.numa[pool])
-            if best is None:  # what it has, unless a pod before it has got some of that
-                connected = False
-                best = np.argsort(~np.isin(pool, rows[pod]), kind="stable")[:size]
-            found[pod] = pool[best]
-            free = np.setdiff1d(free, found[pod])
+        pods: dict[tuple[float, ...], list[list[int]]] = defaultdict(list)  # by kind of GPU
+        for first in range(0, len(there) - size + 1, size):
+            pod = there[first : first + size]
+            kinds = {near.kind(rows[at]) if rows[at] in near.alone else None for at in pod}
+            kind = kinds.pop()
+            if kind is not None and not kinds:
+                pods[kind].append(pod)
+        for kind, alike in pods.items():
+            connected &= _share_out(near, job, pipeline, kind, alike, found)
     return found, connected
 
 
-def _alike(gpus: GpuArrays, rows: Ints, row: int) -> Bools:
-    """Return (rows,), True of those that equal one GPU in all but who is there."""
-    found = np.ones(len(rows), dtype=np.bool_)
-    for name in _ALIKE:
-        column = getattr(gpus, name)
-        found &= column[rows] == column[row]
-    return found
+class _Node:
+    """The GPUs (rows) of a node on which one job is alone, and those that are empty."""
+
+    def __init__(self, board: Board, node: int, links: Links, closed: Bools | None) -> None:
+        there = np.flatnonzero(board.gpus.node == node)
+        self._board = board
+        self.nvlink = dict(zip(there.tolist(), links.nvlink[there].tolist(), strict=True))
+        self.numa = dict(zip(there.tolist(), links.numa[there].tolist(), strict=True))
+        self.known = max(self.nvlink.values()) >= 0 or max(self.numa.values()) >= 0
+        if closed is not None:
+            there = there[~closed[there]]
+        jobs = board.gpus.jobs[there]
+        self.alone = frozenset(there[jobs == 1].tolist())
+        self.empty: list[int] = there[jobs == 0].tolist()
+
+    def kind(self, row: int) -> tuple[float, ...]:
+        """Return in what a GPU differs from those that it is not exchanged for."""
+        return tuple(getattr(self._board.gpus, name).item(row) for name in _ALIKE)
+
+    def allowed(self, job: int, pipeline: Pipeline) -> list[int]:
+        """Return the empty GPUs that a job may have."""
+        if not self.empty:
+            return []
+        gpus = self._board.gpus.take(np.array(self.empty, dtype=np.int64))
+        may = pipeline.narrowed(np.ones(len(gpus), dtype=np.bool_), self._board.jobs[job], gpus)
+        return [row for row, fine in zip(self.empty, may.tolist(), strict=True) if fine]
+
+
+def _share_out(
+    node: _Node,
+    job: int,
+    pipeline: Pipeline,
+    kind: tuple[float, ...],
+    pods: list[list[int]],
+    rows: list[int],
+) -> bool:
+    """Write the GPUs of pods (places in `rows`) that have GPUs of one kind; say if all found some.
+
+    Pods of the job that are next to one another exchange GPUs as well. Whether the job may have
+    the empty ones is looked at when one of them is chosen: most often, a pod has the best already.
+    """
+    own = [rows[at] for pod in pods for at in pod]
+    checked = False
+    empty = [row for row in node.empty if node.kind(row) == kind]
+    while True:
+        chosen, connected = _chosen(node, sorted(own + empty), pods, rows)
+        if checked or set(chosen) <= set(own):
+            break
+        allowed = frozenset(node.allowed(job, pipeline))
+        checked, empty = True, [row for row in empty if row in allowed]
+    for at, row in zip((at for pod in pods for at in pod), chosen, strict=True):
+        rows[at] = row
+    return connected
+
+
+def _chosen(
+    node: _Node, free: list[int], pods: list[list[int]], rows: list[int]
+) -> tuple[list[int], bool]:
+    """Return GPUs for pods, one after another, out of those that are `free`."""
+    found, connected = list[int](), True
+    for pod in pods:
+        best = nearest(
+            len(pod), [node.nvlink[row] for row in free], [node.numa[row] for row in free]
+        )
+        if best is None:
+            connected = False
+            has = [rows[at] for at in pod]
+            # What it has, unless a pod before it has got some of that.
+            got = [row for row in has if row in free]
+            got += [row for row in free if row not in has][: len(pod) - len(got)]
+        else:
+            got = [free[at] for at in best]
+        found += got
+        free = [row for row in free if row not in got]
+    return found, connected

@@ -55,8 +55,7 @@ def ints(*values: int) -> Ints:
 def test_the_best_connected(
     wanted: int, nvlink: tuple[int, ...], numa: tuple[int, ...], chosen: list[int] | None
 ) -> None:
-    found = nearest(wanted, ints(*nvlink), ints(*numa))
-    assert chosen == (None if found is None else found.tolist())
+    assert nearest(wanted, nvlink, numa) == chosen
 
 
 def board_of(jobs: list[Job], gpus: int = 8, nodes: int = 1, **columns: Any) -> Board:
@@ -156,9 +155,9 @@ def test_a_reserved_gpu_is_not_taken() -> None:
 
 def test_a_gpu_that_the_job_may_not_have_is_not_taken() -> None:
     class NotFour(type(PIPELINE)):  # type: ignore[misc]
-        def evaluate(self, job: Job, gpus: GpuArrays) -> Any:
-            found = super().evaluate(job, gpus)
-            return type(found)(found.allowed & (gpus.place != 4), found.refused_by, found.score)
+        def narrowed(self, among: Bools, job: Job, gpus: GpuArrays) -> Bools:
+            found: Bools = super().narrowed(among, job, gpus) & (gpus.place != 4)
+            return found
 
     pipeline = NotFour(PIPELINE.constraints, PIPELINE.scorers, PIPELINE.gather)
     board = board_of([pair()], place=np.arange(8))
