@@ -147,11 +147,11 @@ class GpuTable:
         rows, node, names, ids = self._ordered()
         columns = {k: v[rows] for k, v in self._columns.items()} | {"node": node.copy()}
         return LiveSnapshot(
-            gpus=gpu_arrays(columns), node_names=names, gpu_ids=ids, links=self._links_of(rows),
+            gpus=gpu_arrays(columns), node_names=names, gpu_ids=ids, links=self.links_of(rows),
             generation=self.generation,
         )  # fmt: skip
 
-    def _links_of(self, rows: Ints) -> Links | None:
+    def links_of(self, rows: Ints) -> Links | None:
         """Return how the GPUs in some rows are connected; None where of none anything is known."""
         nvlink, numa = self._links[:, rows]
         return Links(nvlink, numa) if (nvlink >= 0).any() or (numa >= 0).any() else None

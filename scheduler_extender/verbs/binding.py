@@ -32,6 +32,7 @@ from tandem.contracts.limits import limit_annotations
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import Conflict, Invalid, KubeError, NotFound, Unavailable
 from tandem.kube.resource import PODS
+from tandem.policy.links import connected_rows
 from tandem.policy.pipeline import Pipeline, best_rows
 from tandem.reasons.counting import counted
 
@@ -268,6 +269,7 @@ class Binder:
                 None,
                 why or f"{node} has {counted(len(ids), 'GPU')}, the pod asks for {pod.gpus}",
             )
+        chosen = connected_rows(chosen, gpus, evaluation.allowed, state.table.links_of(rows))
         return Claim(node, tuple(ids[row] for row in sorted(chosen.tolist())), job), ""
 
     async def _settle(self, pod: PodInfo) -> PodRecord | None:

@@ -13,9 +13,9 @@ from collections.abc import Container, Sequence
 import numpy as np
 
 from tandem.policy.board import Board, Start
-from tandem.policy.cluster import Links
+from tandem.policy.cluster import GpuArrays, Links
 from tandem.policy.pipeline import Pipeline
-from tandem.policy.units import Bools
+from tandem.policy.units import Bools, Ints
 
 #: Columns in which GPUs are equal that are exchanged for one another.
 _ALIKE = (
@@ -133,6 +133,25 @@ def _connected(
     return found, connected
 
 
+def connected_rows(chosen: Ints, gpus: GpuArrays, allowed: Bools, links: Links | None) -> Ints:
+    """Return the best connected GPUs of one node for one pod, in place of those `chosen`.
+
+    They equal these, and are `allowed` (gpus,) and empty. Where one of those chosen is in use or
+    differs from another, or no domain has so many, those chosen stay.
+    """
+    if links is None or len(chosen) < 2 or gpus.jobs[chosen].any():
+        return chosen
+    kinds = {_kind(gpus, row) for row in chosen.tolist()}
+    free = np.flatnonzero(allowed & (gpus.jobs == 0))
+    free = free[[_kind(gpus, row) in kinds for row in free.tolist()]]
+    best = nearest(len(chosen), links.nvlink[free].tolist(), links.numa[free].tolist())
+    return chosen if best is None or len(kinds) > 1 else free[best]
+
+
+def _kind(gpus: GpuArrays, row: int) -> tuple[float, ...]:
+    return tuple(getattr(gpus, name).item(row) for name in _ALIKE)
+
+
 class _Node:
     """The GPUs (rows) of a node on which one job is alone, and those that are empty."""
 
@@ -150,7 +169,7 @@ class _Node:
 
     def kind(self, row: int) -> tuple[float, ...]:
         """Return in what a GPU differs from those that it is not exchanged for."""
-        return tuple(getattr(self._board.gpus, name).item(row) for name in _ALIKE)
+        return _kind(self._board.gpus, row)
 
     def allowed(self, job: int, pipeline: Pipeline) -> list[int]:
         """Return the empty GPUs that a job may have."""

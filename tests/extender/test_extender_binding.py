@@ -112,6 +112,37 @@ def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     return run
 
 
+@pytest.mark.parametrize(
+    ("differs", "gpus", "given"),
+    [
+        ({}, 2, "a,c"),
+        ({"c": {"health": "Quarantined"}}, 2, "b,d"),
+        ({"c": {"shares": 1}}, 2, "b,d"),
+        ({"c": {"nvlinkDomain": None}}, 2, "b,d"),
+        ({"a": {"nvlinkDomain": None}, "b": {"nvlinkDomain": None}}, 2, "a,b"),
+        ({}, 3, "a,b,c"),
+        ({}, 1, "a"),
+    ],
+)
+def test_a_pod_without_a_plan_for_the_node_gets_gpus_that_nvlink_connects(
+    differs: dict[str, dict[str, object]], gpus: int, given: str
+) -> None:
+    @scenario
+    async def run() -> None:
+        bench = Bench()
+        domains = {"a": 0, "b": 1, "c": 0, "d": 1}
+        reported = [
+            gpu(name) | {"nvlinkDomain": domain} | differs.get(name, {})
+            for name, domain in domains.items()
+        ]
+        bench.state.upsert("gpunodes", gpu_node("n0", *reported))
+        created = bench.create("p", gpus, exclusive=True)
+        assert await bench.bind(created) == ""
+        assert bench.assigned("p") == ("n0", given)
+
+    run()
+
+
 @scenario
 async def test_a_bound_pod_has_its_gpu_and_its_node_from_one_write() -> None:
     bench = Bench()

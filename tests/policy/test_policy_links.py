@@ -15,7 +15,7 @@ from tandem.policy.catalog import load_profile
 from tandem.policy.cluster import GpuArrays, Links
 from tandem.policy.job import Job
 from tandem.policy.jobs import JobArrays
-from tandem.policy.links import connect, nearest
+from tandem.policy.links import connect, connected_rows, nearest
 from tandem.policy.units import Bools, Ints
 
 PIPELINE = load_profile("fifo").pipeline()
@@ -190,6 +190,29 @@ def test_where_nothing_is_known_nothing_is_done(links: Links | None) -> None:
     board.changed[:] = False
     assert started(board, links) == {0: [0, 1]}
     assert not board.changed.any()
+
+
+@pytest.mark.parametrize(
+    ("jobs", "columns", "allowed", "expected"),
+    [
+        ({}, {}, range(8), [0, 4]),
+        ({4: 1}, {}, range(8), [1, 5]),
+        ({0: 1}, {}, range(8), [0, 1]),  # it shares one of them
+        ({}, {}, (0, 1, 2, 3, 6, 7), [2, 6]),
+        ({}, {}, (0, 1, 2), [0, 1]),
+        ({}, {"gpu_type": np.where(np.arange(8) == 4, 1, 0)}, range(8), [1, 5]),
+        ({}, {"gpu_type": np.where(np.arange(8) == 1, 1, 0)}, range(8), [0, 1]),
+    ],
+)
+def test_the_best_connected_rows_of_a_node(
+    jobs: dict[int, int], columns: dict[str, Any], allowed: list[int], expected: list[int]
+) -> None:
+    there = np.array([jobs.get(row, 0) for row in range(8)])
+    gpus = replace(board_of([], **columns).gpus, jobs=there)
+    mask = np.isin(np.arange(8), list(allowed))
+    assert connected_rows(ints(0, 1), gpus, mask, PAIRS).tolist() == expected
+    assert connected_rows(ints(0, 1), gpus, mask, None).tolist() == [0, 1]
+    assert connected_rows(ints(0), gpus, mask, PAIRS).tolist() == [0]
 
 
 # --- random rounds --------------------------------------------------------------------------------
