@@ -87,13 +87,13 @@ bench: $(READY) ## Latency of the verbs at 1,000 and 5,000 nodes; a queue of 10,
 	@$(BIN)/python -m benchmarks.queue
 	@$(BIN)/python -m benchmarks.predictor
 
-chaos: $(READY) ## docs/chaos.md: every fault with its full counts on a real control plane (half a day)
+chaos: $(READY) ## docs/evidence/chaos.md: every fault with its full counts on a real control plane (half a day)
 	@$(BIN)/tandem controlplane build
 	@$(BIN)/python -m proof.chaos
 
-soak: $(READY) ## docs/soak.md: a day of jobs in an hour; memory and descriptors of the services
+soak: $(READY) ## docs/evidence/soak.md: a day of jobs in an hour; memory and descriptors of the services
 	@$(BIN)/tandem controlplane build
-	@$(BIN)/python -m proof.soak --page docs/soak.md
+	@$(BIN)/python -m proof.soak --page docs/evidence/soak.md
 
 real: $(READY) ## Tandem's images, chart and jobs on two real nodes: every fault, 200 jobs, the tutorial (needs root)
 	@$(BIN)/tandem controlplane build --real-nodes
@@ -114,7 +114,7 @@ browser: $(READY) ## The status page in Chromium from Debian's packages: every v
 pictures: $(READY) ## The pictures of the status page under docs/pictures (needs `make browser` once)
 	@$(BIN)/python -m benchmarks.page.pictures
 
-results: $(READY) ## docs/results: every table of the simulator's results (an hour or two on two cores)
+results: $(READY) ## docs/evidence/results: every table of the simulator's results (an hour or two on two cores)
 	@$(BIN)/python -m studies.profiles
 	@for paper in tiresias tiresias_trace tiresias_placement horus ojpp ojpp_measured ojpp_memory sjf_bsbf sjf_bsbf_testbed \
 		sjf_bsbf_loads xonar xonar_orders; do \
@@ -129,7 +129,7 @@ corpus: $(READY) ## Graphs exported from PyTorch, timm, transformers, TensorFlow
 	@test -x .venv-corpus/bin/python || $(PYTHON) -m venv .venv-corpus
 	@$(BIN)/uv pip install --quiet --python .venv-corpus/bin/python -r studies/corpus/requirements.txt
 	@CUDA_VISIBLE_DEVICES= PYTHONPATH=. .venv-corpus/bin/python -m studies.corpus.generate .out/corpus
-	@$(BIN)/python -m studies.corpus.compare .out/corpus --page docs/results/corpus.md
+	@$(BIN)/python -m studies.corpus.compare .out/corpus --page docs/evidence/results/corpus.md
 	@$(BIN)/pytest -n 2 tests/corpus
 
 fmt: $(READY) ## Format the code and fix what lint can fix
@@ -156,6 +156,7 @@ generate: $(READY) ## Write what follows from code and chart: values schema, man
 	@$(BIN)/python -m tandem.reasons.page --write
 	@$(BIN)/python helm/generate.py
 	@$(BIN)/python -m proof.messages --write
+	@$(BIN)/python -m studies.equations_doc --write
 	@$(BIN)/python deploy/site/figures.py
 
 site: $(READY) ## The documentation as a site, warnings are errors: .out/site/index.html (VERSION=)
@@ -163,14 +164,14 @@ site: $(READY) ## The documentation as a site, warnings are errors: .out/site/in
 
 # The page is that of `make chaos`; with fewer CASES, one of its own.
 CASES ?= 10000
-FUZZED = $(if $(filter 10000,$(CASES)),docs/chaos.md,.out/fuzz.md)
-fuzz: $(READY) ## docs/chaos.md: 10,000 mutated inputs at each boundary (CASES=, TANDEM_SEED=)
+FUZZED = $(if $(filter 10000,$(CASES)),docs/evidence/chaos.md,.out/fuzz.md)
+fuzz: $(READY) ## docs/evidence/chaos.md: 10,000 mutated inputs at each boundary (CASES=, TANDEM_SEED=)
 	@mkdir -p .out
 	@TANDEM_FUZZ_CASES=$(CASES) $(BIN)/python -m proof.chaos --only fuzz --page $(FUZZED) \
 		--share $$(awk 'BEGIN { print $(CASES) / 10000 }') $${TANDEM_SEED:+--seed $$TANDEM_SEED}
 
-mutants: $(READY) ## docs/mutants.md: which small changes of the code no test notices (half an hour the first time, then minutes)
-	@$(BIN)/python -m proof.mutation --page docs/mutants.md
+mutants: $(READY) ## docs/evidence/mutants.md: which small changes of the code no test notices (half an hour the first time, then minutes)
+	@$(BIN)/python -m proof.mutation --page docs/evidence/mutants.md
 
 lint-chart: $(READY) ## helm-unittest and kube-score on the chart (built from their Go modules, once)
 	@$(BIN)/python -m controlplane.charttools

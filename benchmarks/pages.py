@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.sources import digest
 
-FOLDER = Path(__file__).parents[1] / "docs" / "results"
+FOLDER = Path(__file__).parents[1] / "docs" / "evidence" / "results"
 
 
 def options(doc: str, **defaults: int) -> argparse.Namespace:
@@ -41,12 +41,12 @@ def made_by(command: str, seeds: str) -> str:
 def publish(
     name: str, template: str, given: argparse.Namespace, seeds: str, /, **values: object
 ) -> None:
-    """Write docs/results/`name`.md from a template, with the line that says how it was made."""
+    """Write a page of results from a template, with the line that says how it was made."""
     write(name, template.format(made_by=made_by(given.command, seeds), **values))
 
 
 def write(name: str, text: str) -> None:
-    """Write docs/results/`name`.md, and say so."""
+    """Write docs/evidence/results/`name`.md, and say so."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{name}.md"
     path.write_text(text)

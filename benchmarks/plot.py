@@ -16,7 +16,7 @@ Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
 @contextmanager
 def _figure(name: str, columns: int = 1) -> Iterator[Any]:
-    """Yield the axes of docs/results/`name`.svg, one for each column."""
+    """Yield the axes of docs/evidence/results/`name`.svg, one for each column."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -33,7 +33,7 @@ def _figure(name: str, columns: int = 1) -> Iterator[Any]:
 
 @contextmanager
 def _axes(name: str, xlabel: str, ylabel: str) -> Iterator[Any]:
-    """Yield the axes of docs/results/`name`.svg."""
+    """Yield the axes of docs/evidence/results/`name`.svg."""
     with _figure(name) as axes:
         yield axes
         axes.set_xlabel(xlabel)

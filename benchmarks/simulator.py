@@ -3,7 +3,7 @@
     python -m benchmarks.simulator [--before COMMIT]
 
 Each case runs in a process of its own, both profiles in turn; with `--before`, `tandem` of that
-commit as well. Writes docs/results/simulator.md and a picture of the growth.
+commit as well. Writes docs/evidence/results/simulator.md and a picture of the growth.
 """
 
 from __future__ import annotations

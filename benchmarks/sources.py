@@ -20,7 +20,7 @@ from pathlib import Path
 import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ROOT / "docs" / "results"
+PAGES = ROOT / "docs" / "evidence" / "results"
 #: What decides: the services and the policies, and what measures them.
 PACKAGES = ("tandem", "scheduler_extender", "predictor", "node_agent", "benchmarks", "studies")
 #: Data next to the modules of these count; those of studies are their own results.
@@ -112,7 +112,7 @@ def older_than_their_code(
 def main() -> None:
     """Name the pages; they are no error."""
     for page, module in older_than_their_code():
-        print(f"docs/results/{page} is older than its code: python -m {module}")
+        print(f"docs/evidence/results/{page} is older than its code: python -m {module}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""`make chaos`: everything that repeats a fault, with its full counts; the report is docs/chaos.md.
+"""`make chaos`: everything that repeats a fault, with its full counts; docs/evidence/chaos.md.
 
-Each suite is a run of pytest of its own. What it showed is kept in docs/chaos.json with the commit,
-so that suites may be run on different days; the page has the latest run of each.
+Each suite is a run of pytest of its own. What it showed is kept in docs/evidence/chaos.json with
+the commit, so that suites may be run on different days; the page has the latest run of each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 from benchmarks.tables import commit, git, markdown
 
 ROOT = Path(__file__).parent.parent
-KEPT, PAGE = ROOT / "docs" / "chaos.json", ROOT / "docs" / "chaos.md"
+EVIDENCE = ROOT / "docs" / "evidence"
+KEPT, PAGE = EVIDENCE / "chaos.json", EVIDENCE / "chaos.md"
 #: All files but the pages, which other measurements write meanwhile.
 OTHERS = (":/", ":(top,exclude)docs")
 #: What pytest printed, whole: a file for each suite.
@@ -146,7 +147,7 @@ def page(kept: dict[str, dict[str, Any]]) -> str:
     """Return the report."""
     parts = [
         "# Under fault",
-        "Written by `make chaos` (`python -m proof.chaos`) from docs/chaos.json. Measured on "
+        "Written by `make chaos` (`python -m proof.chaos`) from chaos.json. Measured on "
         "a real control plane (etcd, API server, controller manager, kube-scheduler; kwok plays "
         "the kubelets) with the services as processes. `make test` repeats each fault a few times "
         "with a seed that it prints; here are the larger counts. Times are medians in seconds, "

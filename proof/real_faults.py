@@ -1,8 +1,9 @@
-"""`python -m proof.real_faults`: every fault on real nodes; the tables of docs/real-node.md.
+"""`python -m proof.real_faults`: faults on real nodes; the tables of docs/evidence/real-node.md.
 
 The faults are the tests of tests/realnode/test_real_faults.py, which need root, the programs of
 `tandem controlplane build --real-nodes` and the images of `make images`. What they record is in
-docs/real-node.json, by the name of the fault, so that they may be run one at a time (`-k`).
+docs/evidence/real-node.json, by the name of the fault, so that they may be run one at a time
+(`-k`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any
 from benchmarks.tables import markdown
 
 ROOT = Path(__file__).parent.parent
-KEPT, PAGE = ROOT / "docs" / "real-node.json", ROOT / "docs" / "real-node.md"
+EVIDENCE = ROOT / "docs" / "evidence"
+KEPT, PAGE = EVIDENCE / "real-node.json", EVIDENCE / "real-node.md"
 
 
 def kept() -> dict[str, Any]:

@@ -104,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--in-flight", type=int, default=4, help="of each kind at a time")
-    parser.add_argument("--keep", action="store_true", help="write docs/real-node.md")
+    parser.add_argument("--keep", action="store_true", help="write docs/evidence/real-node.md")
     arguments = parser.parse_args()
     if reason := why_not():
         sys.exit(f"no real nodes: {reason}")

@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=JOBS_PER_S, help="jobs a second")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--page", type=Path, help="such as docs/soak.md")
+    parser.add_argument("--page", type=Path, help="such as docs/evidence/soak.md")
     options = parser.parse_args()
     found = soak(options.seconds, options.rate, options.seed)
     text = page(found, options.rate)

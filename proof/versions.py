@@ -2,7 +2,8 @@
 
 For each version that `deploy/controlplane` pins next to the default one: its control plane and
 kubelet are built, then the tests on a control plane and those on real nodes run on it. The
-results are in docs/real-node.json by version, and in the table of docs/real-node.md.
+results are in docs/evidence/real-node.json by version, and in the table of
+docs/evidence/real-node.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write docs/equations.md from the docstrings of the equations, docs/papers.md from tags.
+"""Write docs/equations.md from the docstrings of the equations, docs/evidence/papers.md from tags.
 
 A tag is a comment above a function or class, or at the head of a module:
 
@@ -31,7 +31,7 @@ from tandem.policy import equations
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "equations.md"
-PAPERS_PAGE = ROOT / "docs" / "papers.md"
+PAPERS_PAGE = ROOT / "docs" / "evidence" / "papers.md"
 _TAGGED = ("tandem", "predictor", "node_agent", "scheduler_extender")
 _TAG = re.compile(r"^# Paper: .*\n(?:#   .*\n)*", re.MULTILINE)
 _SYMBOL = re.compile(r"(?:@\w[^\n]*\n)*(?:class|def) (\w+)")
@@ -178,7 +178,7 @@ def _mechanism(tag: str, file: str, symbol: str) -> Mechanism:
 
 
 def papers_page() -> str:
-    """Return docs/papers.md as it should be."""
+    """Return docs/evidence/papers.md as it should be."""
     parts = [_PAPERS_HEAD]
     tagged = mechanisms()
     for name, of in PAPERS.items():

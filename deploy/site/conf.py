@@ -24,11 +24,12 @@ include_patterns = [
     "*.md",
     "docs/*.md",
     "docs/*/*.md",
+    "docs/*/*/*.md",
     "predictor/data/*.md",
     "helm/tandem/README.md",
     "deploy/examples/**/README.md",
 ]
-exclude_patterns = [".*", "docs/results/.*"]
+exclude_patterns = [".*", "docs/evidence/results/.*"]
 extensions = ["myst_parser"]
 myst_heading_anchors = 6
 #: A link to a file that is no page takes a copy of it along; one to a folder has no place to go.

@@ -36,7 +36,7 @@ _SLOWEST = 1 / 21
 #: log(predicted speed / speed) that 95 % of the pairs stay below, each family of equal weight: of
 #: time sharing by utilisations from the graph, and by those from a measured time of a step (no
 #: published pairs have measured utilisations); and of a model whose card does not say it.
-#: Derived from measured pairs on two types of GPU: docs/results/predictions.md.
+#: Derived from measured pairs on two types of GPU: docs/evidence/results/predictions.md.
 PREDICTED_SPREAD = 0.48
 MEASURED_SPREAD = 0.54
 _MODEL_SPREAD = 0.40

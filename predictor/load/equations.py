@@ -178,7 +178,7 @@ def pair_step(
     and a wait for the input leaves at least half of the busy share. The time of the step is that
     without the input: it stands for the length of the kernels.
 
-    Source: ours, from measured pairs (docs/results/predictions.md).
+    Source: ours, from measured pairs (docs/evidence/results/predictions.md).
     """
     own = host or host_of(features)
     without = training_step(features, batch_size, gpu, precision=precision, host=own)
@@ -217,7 +217,7 @@ def taken_turns(
     step's time over its partner's, and 0.2 the `power`. No speed exceeds 1; what one cannot use the
     other gets. At speed 0.6 and steps of 1 s and 0.1 s: 0.736 and 0.464.
 
-    Source: ours, from measured pairs (docs/results/predictions.md).
+    Source: ours, from measured pairs (docs/evidence/results/predictions.md).
     """
     equal = np.asarray(speed, dtype=np.float64)
     ratio = np.asarray(own_step_s, dtype=np.float64) / np.asarray(partner_step_s, dtype=np.float64)

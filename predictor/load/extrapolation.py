@@ -29,7 +29,7 @@ VERSION = "extrapolated/1"
 #: Idle time above this share of a step is the host's doing, and the host sets the pace.
 _HOST_SHARE = 0.1
 #: log of the factor to the upper bound: at the measured batch size, for each doubling away from
-#: it, and for another type of GPU. docs/results/predictions.md has their coverage.
+#: it, and for another type of GPU. docs/evidence/results/predictions.md has their coverage.
 _MEMORY_SPREAD = (0.10, 0.12, 0.20)
 _UTILISATION_SPREAD = (0.15, 0.10, 0.30)
 #: Doublings of the batch size beyond which an answer is out of distribution.

@@ -20,7 +20,7 @@ _OPTIMIZER_P95 = Optimizer.ADAM
 # Live at once in the backward pass: the gradient of a layer's output and that of its input.
 _GRADIENT_COPIES = 2
 #: From an estimate of what grows with the batch to its bound: 95 % of families that were left out
-#: stay below (docs/results/predictions.md).
+#: stay below (docs/evidence/results/predictions.md).
 _P95_FACTOR = 1.65
 #: Nodes of the graph that one checkpointed block holds: a transformer layer as exported.
 _NODES_OF_BLOCK = 12

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 #: How much of an unseen family's configurations an interval is to contain.
 LEVEL = 0.9
 #: log of the factor of the formulas, from all families of the published measurements, for each data
-#: set its own (docs/results/predictions.md): memory 22, utilisation 8, time of a step 14.
+#: set its own (docs/evidence/results/predictions.md): memory 22, utilisation 8, time of a step 14.
 MEMORY, UTILISATION, STEP = 0.70, 1.23, 1.09
 #: After a run at another batch size or on another type of GPU: multiples of the spread by distance
 #: that bounds an extrapolation. Memory of allocators whose regions double jumps with them.

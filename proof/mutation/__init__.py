@@ -1,1 +1,1 @@
-"""Mutation tests of the code that decides about safety: docs/mutants.md."""
+"""Mutation tests of the code that decides about safety: docs/evidence/mutants.md."""

@@ -1,4 +1,4 @@
-"""Mutation tests of the code that decides about safety: docs/mutants.md.
+"""Mutation tests of the code that decides about safety: docs/evidence/mutants.md.
 
 A mutant is the code with one small change, made by the operators of mutmut. The fast tests that
 reach the changed line run until one fails (`runner.py`). Of each module a sample is tried,

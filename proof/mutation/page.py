@@ -16,7 +16,7 @@ def page(
     reasons: dict[str, str],
     heading: str,
 ) -> str:
-    """Return docs/mutants.md."""
+    """Return docs/evidence/mutants.md."""
     lines = [
         "# Mutants",
         "",

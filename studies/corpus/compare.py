@@ -101,10 +101,10 @@ def failed(directory: Path) -> list[dict[str, Any]]:
 _HEAD = """# Graphs as exporters write them
 
 Written by `make corpus` (`python -m studies.corpus.compare DIRECTORY --page
-docs/results/corpus.md`). Every model is built from its library with random weights, exported, and
-read by the code that serves pushes. The table has the figures of the predictor over the
-framework's own counts of one sample: parameters and floating buffers, FLOPs of the forward pass (a
-multiply-add is two), and the bytes that autograd saves for the backward pass. TensorFlow and JAX
+docs/evidence/results/corpus.md`). Every model is built from its library with random weights,
+exported, and read by the code that serves pushes. The table has the figures of the predictor over
+the framework's own counts of one sample: parameters and floating buffers, FLOPs of the forward pass
+(a multiply-add is two), and the bytes that autograd saves for the backward pass. TensorFlow and JAX
 do not say what they save. The bars are 2 %, 5 % and 10 %.
 """
 

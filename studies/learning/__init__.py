@@ -1,1 +1,1 @@
-"""What wrong predictions cost, and what of it learning gives back: docs/results/learning.md."""
+"""What wrong predictions cost, and what learning gives back: docs/evidence/results/learning.md."""

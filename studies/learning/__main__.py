@@ -1,4 +1,4 @@
-"""docs/results/learning.md: what wrong predictions cost, and what of it learning gives back.
+"""docs/evidence/results/learning.md: what wrong predictions cost, and what learning gives back.
 
     python -m studies.learning [--only SECTION] [--seeds 3]
 

@@ -2,7 +2,7 @@
 
     python -m studies.papers.evaluation
 
-writes the section of each paper's page under docs/results, without running anything.
+writes the section of each paper's page under docs/evidence/results, without running anything.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ FIGURES: dict[str, tuple[tuple[str, str, str, str], ...]] = {
         ("Table 1, 2, 3, 5; Fig. 5", "hardware, models, features, notation, architecture", "-",
          _DRAWING),
         ("Fig. 6, Table 4", "features and error of regressors", "in part",
-         "[predictor](../predictor.md), other profiles; the paper's are private"),
+         "[predictor](../../predictor.md), other profiles; the paper's are private"),
         ("Fig. 7, Table 6", "JCT and makespan on the testbed", "in part",
          _PAGE + ", synthetic jobs, seeds 0-19"),
         ("Fig. 8", "utilisation on the testbed", "in part", _PAGE + ", the same runs"),

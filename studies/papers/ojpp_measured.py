@@ -2,7 +2,7 @@
 
     python -m studies.papers.ojpp_measured [--trials 3] [--seed 0]
 
-writes docs/results/ojpp-measured.md and its plots. The slowdown of each pair is [Gavel]'s
+writes docs/evidence/results/ojpp-measured.md and its plots. The slowdown of each pair is [Gavel]'s
 measurement; memory and utilisation are drawn as on the page of OJPP, since no file measures them
 for these models.
 """

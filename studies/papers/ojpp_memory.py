@@ -2,9 +2,9 @@
 
     python -m studies.papers.ojpp_memory [--trials 3] [--seed 0]
 
-writes docs/results/ojpp-memory.md: placements by OJPP's own rules, and `tandem` on a trace, whose
-agents have measured the peaks and guard the memory, or have not. Slowdowns are [Gavel]'s; memory
-is drawn, since no file measures the courses.
+writes docs/evidence/results/ojpp-memory.md: placements by OJPP's own rules, and `tandem` on a
+trace, whose agents have measured the peaks and guard the memory, or have not. Slowdowns are
+[Gavel]'s; memory is drawn, since no file measures the courses.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m studies.papers.sjf_bsbf_loads [--seeds 1]
 
-writes docs/results/sjf-bsbf-loads.md and its plots. Step times and interference are measured, as
-on the page of SJF-BSBF; jobs are drawn so that as many are large as in the paper.
+writes docs/evidence/results/sjf-bsbf-loads.md and its plots. Step times and interference are
+measured, as on the page of SJF-BSBF; jobs are drawn so that as many are large as in the paper.
 """
 
 from __future__ import annotations

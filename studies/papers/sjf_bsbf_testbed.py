@@ -2,8 +2,8 @@
 
     python -m studies.papers.sjf_bsbf_testbed [--testbeds 3]
 
-writes docs/results/sjf-bsbf-testbed.md and its plot. Step times and interference are measured, as
-on the page of SJF-BSBF; what the paper does not print of the jobs is drawn.
+writes docs/evidence/results/sjf-bsbf-testbed.md and its plot. Step times and interference are
+measured, as on the page of SJF-BSBF; what the paper does not print of the jobs is drawn.
 """
 
 from __future__ import annotations

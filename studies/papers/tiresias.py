@@ -2,8 +2,8 @@
 
     python -m studies.papers.tiresias [--seeds 1]
 
-writes docs/results/tiresias.md and its plot. Placement and preemption cost nothing, as in the
-paper's own simulator. Every system is compared with Tiresias-L at the same threshold.
+writes docs/evidence/results/tiresias.md and its plot. Placement and preemption cost nothing, as in
+the paper's own simulator. Every system is compared with Tiresias-L at the same threshold.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _small_short(outcome: Outcome) -> Bools:
 
 
 def main() -> None:
-    """Write docs/results/tiresias.md."""
+    """Write docs/evidence/results/tiresias.md."""
     arguments = options(__doc__, seeds=1)
     count = arguments.seeds
     publish(

@@ -2,8 +2,8 @@
 
     python -m studies.papers.tiresias_placement [--seeds 3]
 
-writes docs/results/tiresias-placement.md and its plots. Measured: [Gavel]'s consolidated and
-unconsolidated rates on V100s, and [Pollux]' step times by placement.
+writes docs/evidence/results/tiresias-placement.md and its plots. Measured: [Gavel]'s consolidated
+and unconsolidated rates on V100s, and [Pollux]' step times by placement.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ Tiresias-L with its placement, and with GPUs at random, on the 480 jobs of
 [Tiresias](tiresias.md) and 15 x 4 GPUs. The ratio of the training times (on GPUs) of each gang.
 
 - *Table 6*: the paper's ten models with 48 jobs each and their printed skews. What spreading costs
-  is a model, our price 2 S (1 - 1 / n) of skew S on n GPUs ([equations](../equations.md)).
+  is a model, our price 2 S (1 - 1 / n) of skew S on n GPUs ([equations](../../equations.md)).
 - *Gavel, measured*: each job is a measured configuration, with its measured loss on its number of
   GPUs (8 above 8). It counts as skewed where it loses more than a tenth, since no file has tensors.
 

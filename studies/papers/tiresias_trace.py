@@ -2,8 +2,8 @@
 
     python -m studies.papers.tiresias_trace [--jobs 1934]
 
-writes docs/results/tiresias-trace.md and its plot. Placement and preemption cost nothing, as in the
-paper's own simulator. Tiresias-L and Tiresias-G have the same threshold everywhere.
+writes docs/evidence/results/tiresias-trace.md and its plot. Placement and preemption cost nothing,
+as in the paper's own simulator. Tiresias-L and Tiresias-G have the same threshold everywhere.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def sweeps(jobs: int) -> str:
 
 
 def main() -> None:
-    """Write docs/results/tiresias-trace.md."""
+    """Write docs/evidence/results/tiresias-trace.md."""
     arguments = options(__doc__, jobs=1934)
     jobs = arguments.jobs
     table_5, table_1 = philly(jobs)

@@ -2,8 +2,8 @@
 
     python -m studies.papers.xonar_orders [--experiments 8]
 
-writes docs/results/xonar-orders.md and its plot. Jobs are drawn from the published ranges, and from
-[Gavel]'s V100 measurements.
+writes docs/evidence/results/xonar-orders.md and its plot. Jobs are drawn from the published ranges,
+and from [Gavel]'s V100 measurements.
 """
 
 from __future__ import annotations

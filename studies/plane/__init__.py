@@ -1,1 +1,1 @@
-"""The same workload on a real control plane and in the simulator: docs/plane.md."""
+"""The same workload on a real control plane and in the simulator: docs/evidence/plane.md."""

@@ -7,7 +7,7 @@ down by Horus' quadratic, in both worlds; all jobs save their state, minimum run
 caps are off.
 
     python -m studies.plane --seed 43 --seed 44 --json plane.json
-    python -m studies.plane --json plane.json --page docs/plane.md
+    python -m studies.plane --json plane.json --page docs/evidence/plane.md
 
 The first runs the workloads, the second writes the page of what was found.
 """

@@ -1,4 +1,4 @@
-"""Write docs/results/predictions.md: predictions for families and types of GPU left out.
+"""Write docs/evidence/results/predictions.md: predictions for families and types of GPU left out.
 
     python -m studies.predictions DATA [--page FILE]
 
@@ -27,11 +27,11 @@ Plots = dict[str, tuple[loads.Floats, loads.Floats, loads.Floats]]
 
 _HEAD = """# Predictions outside the training data
 
-Written by `python -m studies.predictions DATA --page docs/results/predictions.md`. All figures
-are tuning figures: the formulas were adjusted while these data were in view. They are **measured**
-by others, except where a table says **derived**. The data name their models only; each model was
-rebuilt (`studies/predictions/workloads.py`), exported to ONNX, and read by the code that serves
-pushes. What is learned is tested on families, or types of GPU, that it did not see.
+Written by `python -m studies.predictions DATA --page docs/evidence/results/predictions.md`. All
+figures are tuning figures: the formulas were adjusted while these data were in view. They are
+**measured** by others, except where a table says **derived**. The data name their models only; each
+model was rebuilt (`studies/predictions/workloads.py`), exported to ONNX, and read by the code that
+serves pushes. What is learned is tested on families, or types of GPU, that it did not see.
 
 ![Predicted (dots) and upper bound (ticks) over measured](predictions.svg)
 

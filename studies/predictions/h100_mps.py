@@ -1,4 +1,4 @@
-"""What MPS did on one H100: the section of docs/results/h100.md, from `h100-mps.jsonl`.
+"""What MPS did on one H100: the section of docs/evidence/results/h100.md, from `h100-mps.jsonl`.
 
 The file has a line of facts (limits, what NVML shows of clients, who ends with whom, what the
 agent's calls cost) and a line for each pair of jobs, whose steps (s) were measured by time slicing

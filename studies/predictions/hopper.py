@@ -1,4 +1,4 @@
-"""Write docs/results/h100.md or h200.md: what one GPU showed of the agent, loads and pairs.
+"""Write docs/evidence/results/h100.md or h200.md: what one GPU shows of agent, loads and pairs.
 
     python -m studies.predictions.hopper {h100,h200} [--page FILE]
 
@@ -247,8 +247,8 @@ def _rank_correlation(first: Floats, second: Floats) -> float:
 
 _HEAD = """# What one {name} showed
 
-Written by `python -m studies.predictions.hopper {card} --page docs/results/{card}.md`. All figures
-are **measured** on one {gpu} (driver {driver}, PyTorch {torch}, CUDA {cuda}, {date}), by
+Written by `python -m studies.predictions.hopper {card} --page docs/evidence/results/{card}.md`. All
+figures are **measured** on one {gpu} (driver {driver}, PyTorch {torch}, CUDA {cuda}, {date}), by
 the agent's checks and the collector, in {minutes} minutes. {before}
 
 ## The node agent on the real driver

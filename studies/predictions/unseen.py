@@ -283,7 +283,7 @@ of the time next to a neighbour in the end.
 _HEAD = """# Predictions in use: unseen models, and what learning gives back
 
 Written by `python -m studies.predictions.unseen DATA --seeds 24 --page
-docs/results/unseen-models.md`.
+docs/evidence/results/unseen-models.md`.
 Simulated time does not depend on the machine. How good single predictions are:
 [predictions.md](predictions.md).
 """

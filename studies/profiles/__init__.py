@@ -1,1 +1,1 @@
-"""Every profile on the same jobs, in the simulator: docs/results.md."""
+"""Every profile on the same jobs, in the simulator: docs/evidence/results.md."""

@@ -1,9 +1,10 @@
-"""`make results`: the figures of docs/results.md, each from a run with its seed.
+"""`make results`: the figures of docs/evidence/results.md, each from a run with its seed.
 
 Data come from TANDEM_SHARED_DATA. A cell is one profile on one trace with one seed; cells are kept
 under .out/results; `--reuse` takes those that are there (after an interrupted run), `--kept` writes
 the page of them alone. `--promised` runs the profiles that promises are made of, and writes
-docs/results/promised.md: a part of the page that is short enough for every change of a profile.
+docs/evidence/results/promised.md: a part of the page that is short enough for every change of a
+profile.
 """
 
 from __future__ import annotations
@@ -249,7 +250,7 @@ which. Relative to `tiresias-l-list` on the same seed; `*` knows the durations.
 
 
 def write_promised(every: Results) -> None:
-    """Write docs/results/promised.md."""
+    """Write docs/evidence/results/promised.md."""
     write(
         "promised",
         _PROMISED.format(
@@ -261,7 +262,7 @@ def write_promised(every: Results) -> None:
 
 
 def main() -> None:
-    """Run what is asked for and write docs/results.md."""
+    """Run what is asked for and write docs/evidence/results.md."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reuse", action="store_true", help="take the cells that are there")
     parser.add_argument("--kept", action="store_true", help="write of what is there, run nothing")
@@ -292,7 +293,7 @@ def main() -> None:
         "provenance": f"{provenance(every)} {arguments.note}".rstrip(),
     }.items():
         text = text.replace("{" + name + "}", section)
-    (ROOT / "docs" / "results.md").write_text(text)
+    (ROOT / "docs" / "evidence" / "results.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
 """What each clause of the default profile decides: how much changes without it.
 
     python -m studies.profiles.ablation            # both parts: a minute on one core
-    python -m studies.profiles.ablation --write    # and ablation.json, for docs/papers.md,
-                                                   # and docs/results/ablation.md
+    python -m studies.profiles.ablation --write    # and ablation.json, for docs/evidence/papers.md,
+                                                   # and docs/evidence/results/ablation.md
 
 Boards: `BOARDS` random clusters at work, each decided on once by `tandem` and once without the
 clause. Agents guard the memory, two jobs in three were measured before, and GPUs are of two types.
 Traces: the first 240 jobs of each measured trace on 4x8 V100s, whole runs, with the models all of
 whose pairs were measured; what differs early changes what is decided later. The memory course of
-each job is drawn from the ranges that OJPP has published, as on docs/results/ojpp-memory.md: the
-courses that other simulations draw are made so that the peaks of nearly every measured pair fit
-together, and leave rules on peaks nothing to decide. A decision is a start on its GPUs, or a stop,
-of one job at one time. Its share that differs is that of the decisions that one of the two makes
-alone, of those of both.
+each job is drawn from the ranges that OJPP has published, as on
+docs/evidence/results/ojpp-memory.md: the courses that other simulations draw are made so that the
+peaks of nearly every measured pair fit together, and leave rules on peaks nothing to decide. A
+decision is a start on its GPUs, or a stop, of one job at one time. Its share that differs is that
+of the decisions that one of the two makes alone, of those of both.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@
 
 A cell that was run is kept as JSON under .out/cells, so that a grid may be run over many sessions:
 each call runs what is missing, the first seed of all cells first, and may be stopped at any time.
-With `--write`, docs/results/cells.md is written from what is kept; for the grid `windows`, other
-parts of the measured traces than their first jobs, it is docs/results/windows.md, and for the grid
-`fresh`, larger cells with seeds on which nothing was chosen, docs/results/fresh.md.
+With `--write`, docs/evidence/results/cells.md is written from what is kept; for the grid `windows`,
+other parts of the measured traces than their first jobs, it is docs/evidence/results/windows.md,
+and for the grid `fresh`, larger cells with seeds on which nothing was chosen,
+docs/evidence/results/fresh.md.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ _TITLES = {
 }
 _CHOSEN = """Two settings of `tandem`, `aging` and `turn_share`, were chosen on the runs of
 [cells](cells.md) and [windows](windows.md)
-([decision 88](../decisions/0088-age-counts-for-more-turns-for-less.md)). [Cells that nothing was
+([decision 88](../../decisions/0088-age-counts-for-more-turns-for-less.md)). [Cells that nothing was
 chosen on](fresh.md) are larger and have other seeds."""
 #: Parts of traces, and jobs.
 _WINDOWS = (

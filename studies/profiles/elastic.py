@@ -2,7 +2,8 @@
 
     python -m studies.profiles.elastic [--seeds 2]
 
-writes docs/results/elastic.md. Truth: the time of a step by placement and batch, measured on T4s.
+writes docs/evidence/results/elastic.md. Truth: the time of a step by placement and batch, measured
+on T4s.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cells of docs/results.md: one profile on one trace with one seed, kept once they are run.
+"""Cells of docs/evidence/results.md: one profile on one trace with one seed, kept once run.
 
     python -m studies.profiles.grid [--processes 2]
 

@@ -2,7 +2,8 @@
 
     python -m studies.profiles.locality [--seeds 5] [--jobs 400]
 
-writes docs/results/locality.md. Truth: Gavel's consolidated and unconsolidated rates on V100s.
+writes docs/evidence/results/locality.md. Truth: Gavel's consolidated and unconsolidated rates on
+V100s.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m studies.profiles.racks [--seeds 5] [--jobs 400]
 
-writes docs/results/racks.md. Truth: Gavel's rates on V100s, which know nodes and no racks.
+writes docs/evidence/results/racks.md. Truth: Gavel's rates on V100s, which know nodes and no racks.
 """
 
 from __future__ import annotations
@@ -150,9 +150,9 @@ PAGE = """# Racks
 
 The first {jobs} jobs of each trace, in racks of {nodes} nodes. *Gangs* are jobs of several GPUs
 that fit a rack: they ask for nothing, prefer a rack, or require one
-([jobs](../jobs.md)). Traces without gangs are left out. Mean completion time in seconds; the change
-against asking for nothing, of all jobs and of the gangs; the share of the gangs' starts, and of
-their GPU-seconds, on more than one rack.
+([jobs](../../jobs.md)). Traces without gangs are left out. Mean completion time in seconds; the
+change against asking for nothing, of all jobs and of the gangs; the share of the gangs' starts,
+and of their GPU-seconds, on more than one rack.
 
 {table}
 

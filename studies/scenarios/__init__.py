@@ -1,1 +1,1 @@
-"""Scenarios of the papers' rules, and mutants of these rules: docs/results/scenarios.md."""
+"""Scenarios of the papers' rules, and mutants of these: docs/evidence/results/scenarios.md."""

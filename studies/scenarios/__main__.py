@@ -1,4 +1,4 @@
-"""Write docs/results/scenarios.md; without `--write`, say whether it is current.
+"""Write docs/evidence/results/scenarios.md; without `--write`, say whether it is current.
 
 python -m studies.scenarios --write
 """

@@ -1,4 +1,4 @@
-"""docs/results/scenarios.md: the scenarios of the papers' rules, and which catches which mutant."""
+"""docs/evidence/results/scenarios.md: which scenario of a paper's rules catches which mutant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from studies.scenarios import horus, ojpp, sjf_bsbf, tiresias, xonar
 from studies.scenarios.model import Scenario
 from studies.scenarios.mutants import ROOT, Live, Mutant, caught_by, mutants
 
-PAGE = ROOT / "docs" / "results" / "scenarios.md"
+PAGE = ROOT / "docs" / "evidence" / "results" / "scenarios.md"
 SCENARIOS: tuple[Scenario, ...] = (
     *tiresias.SCENARIOS, *horus.SCENARIOS, *ojpp.SCENARIOS, *sjf_bsbf.SCENARIOS, *xonar.SCENARIOS,
 )  # fmt: skip

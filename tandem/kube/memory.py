@@ -4,7 +4,7 @@ It keeps what Tandem relies on (resourceVersions, uid preconditions, atomic Bind
 subresources, watch order) and nothing else: no admission but `admit`, no garbage collection. It
 refuses what `schema` says: what is no JSON, wrong names and labels, objects that are too large, and
 what our definitions do not allow.
-tests/kube/test_kube_contract.py compares it with the real one (docs/memory-cluster.md).
+tests/kube/test_kube_contract.py compares it with the real one (docs/evidence/kubernetes.md).
 """
 
 from __future__ import annotations

@@ -76,7 +76,12 @@ def test_the_glossary_names_code_that_exists(term: str) -> None:
 
 #: Pages whose readers write the files; a page of a run, whose code is that of its commit; a page
 #: whose tests `test_promises.py` looks for.
-NOT_READ = {"docs/add-a-policy.md", "docs/how-to.md", "docs/mutants.md", "docs/promises.md"}
+NOT_READ = {
+    "docs/add-a-policy.md",
+    "docs/how-to.md",
+    "docs/evidence/mutants.md",
+    "docs/evidence/promises.md",
+}
 FILES = re.compile(
     r"`((?:tandem|tandem_demo|scheduler_extender|node_agent|predictor|controlplane|benchmarks|proof"
     r"|studies|tests|deploy|helm|docs)/[\w./-]+\.(?:py|c|h|js|sh|toml|yaml|json|md))[`:]"

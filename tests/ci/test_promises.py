@@ -1,4 +1,4 @@
-"""docs/promises.md: each promise stands in its page, and each test that it names is there."""
+"""docs/evidence/promises.md: each promise stands in its page, and its tests are there."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
 def rows() -> list[tuple[str, str, str]]:
     """The page, the promise and the tests of each row of the tables."""
     found, page = [], ""
-    for line in (DOCS / "promises.md").read_text().splitlines():
+    for line in (DOCS / "evidence" / "promises.md").read_text().splitlines():
         if line.startswith("## "):
             page = line.removeprefix("## [").partition("]")[0]
         elif page and line.startswith("| ") and not line.startswith("| promise"):
             promise, tests = line.removeprefix("| ").removesuffix(" |").rsplit(" | ", 1)
-            found.append((page, promise, tests))
+            # A link of the quotation leads from here to where the page has it from its folder.
+            found.append((page, promise.replace("](../", "]("), tests))
     return found
 
 
@@ -45,7 +46,7 @@ def test_each_page_has_its_promises_listed(page: str) -> None:
 
 def test_each_promise_stands_in_its_page() -> None:
     gone = [(page, promise) for page, promise, _ in rows() if promise not in words(page)]
-    assert not gone, "change docs/promises.md, and the tests with it"
+    assert not gone, "change docs/evidence/promises.md, and the tests with it"
 
 
 def test_each_promise_has_a_test_that_is_there() -> None:

@@ -66,8 +66,8 @@ def test_the_comparison_on_the_front_page_is_that_of_the_results():
     compared = (ROOT / "README.md").read_text().split("## How it compares")[1].split("\n## ")[0]
     row = r"^\| (`[a-z-]+`)[^|]*\| ([\d.]+) \| ([\d.]+) \| (\d+) \| ([\d.-]+) \|$"
     rows = re.findall(row, compared, re.M)
-    pages = (ROOT / "docs" / "results.md").read_text().split("\n## ")
-    newest = (ROOT / "docs" / "results" / "promised.md").read_text().split("\n## ")
+    pages = (ROOT / "docs" / "evidence" / "results.md").read_text().split("\n## ")
+    newest = (ROOT / "docs" / "evidence" / "results" / "promised.md").read_text().split("\n## ")
     tuned = figures_of("With measured interference", pages) | figures_of("V100", newest)
     other = figures_of("P100", newest)
     assert len(rows) >= 6
@@ -90,7 +90,7 @@ def figures_of(heading: str, pages: list[str]) -> dict[str, list[str]]:
 
 def test_the_workloads_that_nothing_was_chosen_on_are_those_of_their_page():
     said = " ".join((ROOT / "README.md").read_text().split())
-    lines = (ROOT / "docs" / "results" / "fresh.md").read_text().splitlines()
+    lines = (ROOT / "docs" / "evidence" / "results" / "fresh.md").read_text().splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith("| trace |"))
     head, _, *rest = (
         [cell.strip() for cell in line.strip("|").split("|")] for line in lines[start:]
@@ -106,7 +106,7 @@ def test_the_workloads_that_nothing_was_chosen_on_are_those_of_their_page():
         if line.startswith("| ")
     }
     for words in (
-        f"[{len(cells)} other workloads](docs/results/fresh.md)",
+        f"[{len(cells)} other workloads](docs/evidence/results/fresh.md)",
         f"the geometric mean of `tandem` is {means['tandem']} and that of `srtf` {means['srtf']}",
         f"in {sum(each > 1 for each in ours)} of them, by {max(ours) - 1:.0%} at worst".replace(
             "%", " %"

@@ -1,14 +1,13 @@
 """One contract for the API server in memory and the real one; the docs' table is made of it.
 
 Each test is a behaviour that Tandem relies on, and runs on both. The real one is right.
-`python tests/kube/test_kube_contract.py` prints docs/memory-cluster.md.
+`python tests/kube/test_kube_contract.py` writes the table of docs/evidence/kubernetes.md.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +24,8 @@ from tandem.kube.memory import MemoryCluster
 from tandem.kube.reflector import Reflector
 from tandem.kube.resource import CONFIG_MAPS, GPU_NODES, JOBS, MODEL_PROFILES, PODS
 
-PAGE = Path(__file__).parents[2] / "docs" / "memory-cluster.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "kubernetes.md"
+HEAD = "## The API server in memory, compared with the real one\n"
 GATE, OTHER_GATE = {"name": "tandem.gpu/queue"}, {"name": "example.com/other"}
 DIFFERENCES = {
     "A bound pod is deleted after its grace period": "the double removes it at once: it has no "
@@ -628,15 +628,13 @@ def test_an_object_has_a_largest_size(side: Side) -> None:
 # --- the page -----------------------------------------------------------------------------------
 
 
-def page() -> str:
-    """The table of docs/memory-cluster.md."""
+def page(before: str) -> str:
+    """Return docs/evidence/kubernetes.md: what is written by hand, and the table at its end."""
     tests = [name for name in globals() if name.startswith("test_") and name != "test_the_page"]
     lines = [
-        "# The API server in memory, compared with the real one",
-        "",
         "The fast tests and the demo run on `tandem.kube.memory.MemoryCluster`. Each behaviour in "
         "the table is one test",
-        "of `tests/kube/test_kube_contract.py`, which runs on both.",
+        "of `tests/kube/test_kube_contract.py`, which runs on both, and writes the table.",
         "",
         "| behaviour | in memory | real |",
         "|---|---|---|",
@@ -645,12 +643,15 @@ def page() -> str:
         said = name.removeprefix("test_").replace("_", " ")
         lines.append(f"| {said[0].upper()}{said[1:]} | yes | yes |")
     lines += [f"| {said} | no: {why} | yes |" for said, why in DIFFERENCES.items()]
-    return "\n".join(lines) + "\n"
+    by_hand, head, _ = before.partition(HEAD)
+    assert head, "the page has no such section"
+    return by_hand + HEAD + "\n" + "\n".join(lines) + "\n"
 
 
 def test_the_page() -> None:
-    assert PAGE.read_text() == page()
+    text = PAGE.read_text()
+    assert text == page(text)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    PAGE.write_text(page(PAGE.read_text()))

@@ -1,6 +1,6 @@
 """What the papers claim of their systems, on measured inputs: who wins, and in which direction.
 
-Bounds are the papers' where our inputs allow them; docs/results says where they do not.
+Bounds are the papers' where our inputs allow them; docs/evidence/results says where they do not.
 """
 
 from __future__ import annotations

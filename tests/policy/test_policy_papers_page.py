@@ -1,9 +1,8 @@
-"""docs/papers.md: every mechanism of the papers, each with a file, a test and a reason."""
+"""docs/evidence/papers.md: every mechanism of the papers, each with a file, a test and a reason."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -66,4 +65,4 @@ def test_a_tag_without_a_test_is_refused() -> None:
 def test_the_pages_of_the_results_that_are_named_exist() -> None:
     text = equations_doc.PAPERS_PAGE.read_text()
     for link in re.findall(r"\]\(([^)]+)\)", text):
-        assert Path(ROOT / "docs" / link).exists(), link
+        assert (equations_doc.PAPERS_PAGE.parent / link).exists(), link

@@ -18,7 +18,7 @@ from predictor.training.profiles import read_measured_pairs
 from studies.predictions import h100_mps, hopper
 from tandem.errors import TandemError
 
-PAGES = Path(__file__).parents[2] / "docs" / "results"
+PAGES = Path(__file__).parents[2] / "docs" / "evidence" / "results"
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 Each test makes one fault and follows it from outside: the pods of the API server, the processes
 in the control groups, and the GPUs in the environment of these processes. `record` keeps what a
-fault did; `python -m proof.real_faults` writes the table of docs/real-node.md from it.
+fault did; `python -m proof.real_faults` writes the table of docs/evidence/real-node.md from it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The shapes follow the public documentation of the projects; names, images and values are our own. A
 manifest is a kind (how the project writes it, and which pods its controller makes) and a use (what
-one container of it asks for). `python tests/webhook/field_manifests.py` writes docs/manifests.md.
+one container of it asks for). `python tests/webhook/field_manifests.py` writes
+docs/evidence/manifests.md.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from scheduler_extender.cluster.kinds import TEMPLATES
 from tandem.contracts import names
 
 Object = dict[str, Any]
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "manifests.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "manifests.md"
 GPU, NVIDIA = names.RESOURCE, names.NVIDIA_RESOURCE
 
 
@@ -563,7 +564,7 @@ Made by `python tests/webhook/field_manifests.py`; `tests/webhook/test_webhook_m
 where it is not current. {count} manifests in the shapes that {projects} projects document, with
 values of our own, and the pods that their controllers make of them. The webhook's own code answers
 about each. Manifests in other systems' words are applied in an adopted namespace;
-[coming-from.md](coming-from.md) says what is read of them.
+[coming-from.md](../coming-from.md) says what is read of them.
 
 *Admitted*: asks for `tandem.gpu/gpu`. *Translated*: asks in other words, and its pods come out with
 Tandem's. *Refused*: with the field and what to write. *No GPUs*: left as it is. *Refused at*: the
@@ -585,13 +586,13 @@ _FOOT = """
 An admitted pod has its turn in the queue, and starts when its plan fits. Pods that start together
 and ask for different numbers of GPUs are admitted and do not start: the GPUJob has the reason
 `Blocked` and names them. The pods of RayCluster, Volcano's Job, Argo's Workflow and Tekton's
-TaskRun start each by itself, unless they state a gang ([jobs.md](jobs.md)). Resources such as
+TaskRun start each by itself, unless they state a gang ([jobs.md](../jobs.md)). Resources such as
 `rdma/hca_a` are a matter of nodes, which the webhook does not see.
 """
 
 
 def page() -> str:
-    """Return docs/manifests.md."""
+    """Return docs/evidence/manifests.md."""
     found = answers()
     rows: dict[tuple[str, str], Counter[str]] = {}
     read: dict[tuple[str, str], bool] = {}
