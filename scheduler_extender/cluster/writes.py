@@ -21,8 +21,8 @@ from tandem.contracts.placement import PlacedWith
 from tandem.contracts.resources import GPUJobStatus
 from tandem.contracts.values import LONGEST_TEXT, shortened
 from tandem.kube.api import ClusterApi
-from tandem.kube.errors import AlreadyExists, Conflict
-from tandem.kube.resource import CONFIG_MAPS, GPU_JOBS
+from tandem.kube.errors import AlreadyExists, Conflict, NotFound
+from tandem.kube.resource import CONFIG_MAPS, GPU_JOBS, PODS
 
 PARALLEL_WRITES = 16
 #: The same for what a cycle itself writes.
@@ -116,6 +116,16 @@ class Writer:
         """Take in the answer of our own write at once: the watch may be a moment behind."""
         if self._state.held("gpujobs", gpujob) is None:
             self._state.apply("gpujobs", parse_gpu_job(gpujob))
+
+    async def shorten_grace(self, pod: PodInfo, grace_s: int) -> bool:
+        """Let a pod that is being deleted end within `grace_s`; False where it has ended."""
+        try:
+            await self.call(
+                self.api.delete, PODS, pod.name, pod.namespace, uid=pod.uid, grace_period_s=grace_s
+            )
+        except (NotFound, Conflict):
+            return False  # the watch reports it
+        return True
 
     async def say(self, pod: PodInfo, reason: str, note: str, kind: str) -> None:
         """Write an event on a pod."""

@@ -151,16 +151,8 @@ class Evictions:
         if pod.grace_s <= now - deletion_asked_s(pod) + LEFT_S:
             return
         try:
-            await self._writer.call(
-                self._writer.api.delete,
-                PODS,
-                pod.name,
-                pod.namespace,
-                uid=pod.uid,
-                grace_period_s=LEFT_S,
-            )
-        except (NotFound, Conflict):
-            return  # it has ended
+            if not await self._writer.shorten_grace(pod, LEFT_S):
+                return
         except KubeError as error:
             self.outcomes["failed"] += 1
             self._rest(key, RETRY_S)

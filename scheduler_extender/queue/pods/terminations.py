@@ -18,8 +18,7 @@ from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import PodRecord
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.queue.steps.lifecycle import LEAVES_WITHIN_S, deletion_asked_s
-from tandem.kube.errors import Conflict, KubeError, NotFound
-from tandem.kube.resource import PODS
+from tandem.kube.errors import KubeError
 from tandem.reasons.counting import counted
 
 log = logging.getLogger(__name__)
@@ -87,16 +86,8 @@ class Terminations:
         grace_s = _LEAST_S if had_it else self._max_grace_s
         going.next_s, going.wait_s = now + going.wait_s, min(2 * going.wait_s, _LONGEST_AGAIN_S)
         try:
-            await self._writer.call(
-                self._writer.api.delete,
-                PODS,
-                pod.name,
-                pod.namespace,
-                uid=pod.uid,
-                grace_period_s=grace_s,
-            )
-        except (NotFound, Conflict):
-            return  # it has ended; the watch will say so
+            if not await self._writer.shorten_grace(pod, grace_s):
+                return
         except KubeError as error:
             log.warning("grace period not shortened pod=%s/%s error=%s", *pod.key, error)
             return
