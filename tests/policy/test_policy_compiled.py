@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from tandem.policy.board import Board, Start
 from tandem.policy.catalog import load_profile
 from tandem.policy.cluster import LOAD_COLUMNS, GpuArrays
+from tandem.policy.compiled import cycle
 from tandem.policy.compiled.cycle import compiled_cycle
 from tandem.policy.compiled.front import front
+from tandem.policy.compiled.library import library
 from tandem.policy.constraints.interference import Interference, Utilisation
 from tandem.policy.constraints.memory import MemoryCollision
 from tandem.policy.dispatch.preempt import front_in_python
@@ -286,6 +288,42 @@ def test_a_field_that_the_kernel_does_not_have_is_an_error() -> None:
     pipeline = replace(pipeline, constraints=(*pipeline.constraints, Misspelt()))
     with pytest.raises(AttributeError, match="max_utilization"):
         compiled_cycle(board, pipeline)
+
+
+class WithOneMore:
+    """The kernel, whose list of fields has a column at its end that Python does not know."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def tandem_cycle_fields(self) -> bytes:
+        fields: bytes = self._kernel.tandem_cycle_fields()
+        return fields + b"const double * newcomer;"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+
+def test_a_column_of_the_kernel_that_is_never_set_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernel = WithOneMore(library())
+    monkeypatch.setattr(cycle, "library", lambda: kernel)
+    board, pipeline = random_board(6, slots=2, pods_of=1)
+    compiled = compiled_cycle(board, pipeline)
+    assert compiled is not None
+    with pytest.raises(RuntimeError, match=r"not set: \['newcomer'\]"):
+        compiled.share(Share(), board, np.arange(len(board.jobs)))
+
+
+@pytest.mark.parametrize("learn", [True, False])
+def test_no_column_of_a_cycle_is_a_null_pointer(learn: bool) -> None:
+    board, pipeline = random_board(7, slots=2, pods_of=1)
+    compiled = compiled_cycle(board, pipeline)
+    assert compiled is not None
+    assert compiled.share(Share(learn=learn), board, np.arange(len(board.jobs)))
+    for name in compiled._dtypes:
+        assert getattr(compiled._at, name), name
 
 
 @pytest.mark.long

@@ -48,6 +48,8 @@ _BOARD = (
     "predicted_speed", "spread_speed", "on_gpus", "changed", "untried", "seen_rate", "seen_queue",
     "rate",
 )  # fmt: skip
+#: Columns that a cycle has only at times, with their count; empty until then.
+_AT_TIMES = ("stale", "pinned", "history_gpus", "history_ended", "history_exposure_s")
 #: What is read of the dispatch; NaN for none.
 _PARAMETERS = (
     "scale_s", "prior_jobs", "size_prior_jobs", "novel", "aging", "gang_weight",
@@ -96,12 +98,15 @@ class CompiledCycle:
         self._at: Any = structure()  # fields are known when the library is loaded
         self._scratch: int | None = None
         self._dispatch: Dispatch | None = None
+        self._checked = False
         gpus, jobs = len(board.gpus), len(board.jobs)
         nodes = int(board.gpus.node.max(initial=-1)) + 1
         at = self._at
         at.gpus, at.slots = board.gpus.residents.shape
         at.jobs, at.nodes = jobs, nodes
         at.widest_node = int(np.bincount(board.gpus.node[~board.gpus.sliced]).max(initial=1))
+        for name in _AT_TIMES:
+            self._point(name, np.zeros(0, dtype=self._dtypes[name]))
         self._touched = np.zeros(gpus, dtype=np.bool_)
         self._actions = np.zeros(_ROOM * ((at.slots + 1) * gpus + jobs + 4), dtype=np.int64)
         self._point("actions", self._actions)
@@ -149,6 +154,8 @@ class CompiledCycle:
         if board.pinned:
             pinned = np.fromiter(board.pinned, dtype=np.int64, count=len(board.pinned))
             self._point("pinned", pinned)
+        if not self._checked:
+            self._check()
         answer = self._lib.tandem_share(ctypes.byref(at), self._scratch)
         if answer == _NOTHING_NEW:
             return True
@@ -195,6 +202,13 @@ class CompiledCycle:
             raise TypeError(f"column {name} is {column.dtype}, or not contiguous")
         self._held[name] = column
         setattr(self._at, name, column.ctypes.data)
+
+    def _check(self) -> None:
+        """Raise where a column of the library is set to nothing; once, as none is ever unset."""
+        unset = self._dtypes.keys() - self._held.keys()
+        if unset:
+            raise RuntimeError(f"columns of the compiled cycle are not set: {sorted(unset)}")
+        self._checked = True
 
     def _say_where(self, board: Board) -> None:
         """Write for each job the nodes where it may be, and the residents that it must avoid."""
