@@ -17,7 +17,7 @@ class LearningConfig(Section):
     `mode`: `act` parts bad neighbours, `report` only says what it would do, `off` measures alone.
     Every `every_s`, a GPU's interference (the largest slowdown on it) enters a moving average. Over
     `max_interference`, and for as long as the average remembers, a job is moved, and at most
-    `max_moves_per_hour` jobs in the cluster (`adjusting.Limits` has what else limits moves).
+    `max_moves_per_hour` jobs in the cluster (`separation.Limits` has what else limits moves).
     `write_every_s`: what is observed of a job is written into its GPUJob at most this often.
     `pairs_per_namespace`: bad pairs that are remembered because of one namespace's observations.
     After its neighbours have left, what an agent reports of a pod counts as its time alone

@@ -1,4 +1,4 @@
-"""Jobs that share a GPU and their slowdowns: input of the adjuster, observations for GPUJobs.
+"""Jobs that share a GPU and their slowdowns: input of `separation`, observations for GPUJobs.
 
 Pure, but for what was learned: what agents report now, and what earlier runs have shown.
 """
@@ -22,7 +22,6 @@ from scheduler_extender.cluster.jobs import (
     stretch_of_steps,
 )
 from scheduler_extender.cluster.records import GpuJobRecord
-from scheduler_extender.learning.adjusting import Resident
 from scheduler_extender.learning.observed import (
     CONTENDED_PERCENT,
     GpuKey,
@@ -32,6 +31,7 @@ from scheduler_extender.learning.observed import (
     Watched,
 )
 from scheduler_extender.learning.run_history import RunHistory, in_steps_kind
+from scheduler_extender.learning.separation import Resident
 from tandem.contracts.learning import (
     Accrued,
     Means,

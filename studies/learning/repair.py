@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from scheduler_extender.learning.adjusting import Adjuster, Limits, Resident, SharedGpu
 from scheduler_extender.learning.config import LearningConfig
+from scheduler_extender.learning.separation import Limits, Resident, Separator, SharedGpu
 from studies.papers.ojpp import (
     JOBS,
     MODELS,
@@ -124,12 +124,12 @@ def _adjust_of(system: str, migrate: Migrate) -> Callable[[Board, Floats], None]
         return lambda _board, _truth: None
     if system == "ojpap":
         return lambda board, _truth: migrate(board, pipeline) and None
-    adjuster = Adjuster(OURS, LIMITS)
-    return lambda board, truth: _ours(board, truth, adjuster)
+    separator = Separator(OURS, LIMITS)
+    return lambda board, truth: _ours(board, truth, separator)
 
 
-def _ours(board: Board, truth: Floats, adjuster: Adjuster) -> None:
-    """Let the queue controller's adjuster choose; a gang is placed anew as a whole."""
+def _ours(board: Board, truth: Floats, separator: Separator) -> None:
+    """Let the queue controller's separator choose; a gang is placed anew as a whole."""
     profile = load_profile("ojpap")
     pipeline = profile.pipeline()
     worker: dict[tuple[int, int], float] = {}
@@ -152,9 +152,9 @@ def _ours(board: Board, truth: Floats, adjuster: Adjuster) -> None:
         )
         for row in np.flatnonzero(board.gpus.jobs > 0).tolist()
     ]
-    looked = adjuster.look(gpus, lambda *_: True, board.now_s)
+    looked = separator.look(gpus, lambda *_: True, board.now_s)
     for move in looked.moves:
         job = int(move.key[1])
         board.stop(job)
         profile.dispatch(board, np.array([job]), pipeline, False)
-        adjuster.made(move, board.now_s)
+        separator.made(move, board.now_s)

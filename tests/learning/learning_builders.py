@@ -2,7 +2,7 @@
 
 from scheduler_extender.cluster.parsing import parse_gpu_node
 from scheduler_extender.cluster.records import GpuNodeRecord
-from scheduler_extender.learning.adjusting import Resident, SharedGpu
+from scheduler_extender.learning.separation import Resident, SharedGpu
 
 GIB = 1 << 30
 NOW = 1_700_000_000.0

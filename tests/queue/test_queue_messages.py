@@ -8,7 +8,7 @@ from test_queue_controller import Cluster, run
 from test_queue_evictions import ask, two_that_share
 from test_queue_preemption import Training
 
-from scheduler_extender.learning.adjusting import Move
+from scheduler_extender.learning.separation import Move
 from scheduler_extender.predictions import without_predictor
 from scheduler_extender.queue.measuring.learning_loop import cause_of_move
 from scheduler_extender.quotas.config import Quota

@@ -1,4 +1,6 @@
-"""The profile's own adjuster on live measurements: the policy that the simulator runs.
+"""The adjuster of a profile (`ojpap`, `pab`) on live measurements, as the simulator runs it.
+
+Under the profiles of Tandem, `learning/separation.py` chooses the jobs to move.
 
 The observations are the measured slowdowns, the results are moves: a gang gives up its GPUs and
 starts again where the adjuster has put it, or goes back to the queue for GPUs of its own. A move

@@ -1,6 +1,6 @@
 """The learning loop: measures, moves, remembers. It runs on the event loop.
 
-What it decides is pure (`sharing`, `adjusting`, `learned`, `remembering`); here it is fed and
+What it decides is pure (`sharing`, `separation`, `learned`, `remembering`); here it is fed and
 carried out. What becomes of it at the end of a run is in `next_runs`. Whatever must outlive us
 stands in GPUJobs or in the ConfigMap of the history.
 """
@@ -18,18 +18,18 @@ from math import inf
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import job_of
 from scheduler_extender.cluster.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord
-from scheduler_extender.learning.adjusting import (
-    Adjuster,
+from scheduler_extender.learning.config import LearningConfig
+from scheduler_extender.learning.learned_state import LearnedState, NextRuns, kind_of_record
+from scheduler_extender.learning.observed import GpuKey, Watch
+from scheduler_extender.learning.separation import (
     Looked,
     Move,
     Obstacle,
     Resident,
+    Separator,
     SharedGpu,
     blamed,
 )
-from scheduler_extender.learning.config import LearningConfig
-from scheduler_extender.learning.learned_state import LearnedState, NextRuns, kind_of_record
-from scheduler_extender.learning.observed import GpuKey, Watch
 from scheduler_extender.learning.sharing import Sharing, notable
 from scheduler_extender.planning.explaining import named
 from scheduler_extender.planning.relocation import has_place
@@ -81,7 +81,7 @@ class Learning:
         self._clock = clock = shared.clock
         self._watch = Watch(settings.settle_s, state.gangs.runs_on)
         self._sharing = Sharing(self._watch, learned.memory)
-        self._adjuster = Adjuster(settings)
+        self._separator = Separator(settings)
         self._outofmemory = OutOfMemories(shared.executor, shared.gangs, clock)
         self._observed: dict[Key, Observed] = {}
         self.next_runs = NextRuns(learned, state, shared.writer, settings, self._observed, tell)
@@ -111,7 +111,7 @@ class Learning:
         """Forget a gang that is gone."""
         self._observed.pop(key, None)
         self._written_s.pop(key, None)
-        self._adjuster.forget(key)
+        self._separator.forget(key)
 
     def annotated(self, gang: Gang, status: GPUJobStatus) -> GPUJobStatus:
         """Return a status that is about to be written with what has been observed since."""
@@ -133,8 +133,8 @@ class Learning:
             return
         self._next_s = now + self._settings.every_s
         gpus = await self._shared_gpus()
-        self.looked = self._adjuster.look(gpus, self._has_place, now)
-        self.worst = max((self._adjuster.level(gpu.at) for gpu in gpus), default=0.0)
+        self.looked = self._separator.look(gpus, self._has_place, now)
+        self.worst = max((self._separator.level(gpu.at) for gpu in gpus), default=0.0)
         self._slow = frozenset(
             resident.key
             for gpu in gpus
@@ -300,7 +300,7 @@ class Learning:
                     log.warning("would move gpujob=%s/%s why=%s", *move.key, words)
                     self._decide(move.key, WOULD_MOVE, words, now)
                 continue
-            self._adjuster.made(move, now)
+            self._separator.made(move, now)
             here = [key for key in (move.key, *move.neighbours) if key != move.sufferer]
             others = here if move.sufferer == move.key else [move.key]
             self._part(move.sufferer, here, others, move.slowdown, move.measured, now)

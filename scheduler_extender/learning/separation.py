@@ -1,4 +1,4 @@
-"""Chooses the jobs to move because of measured slowdowns: [OJPP] Alg. 4. Pure.
+"""Separates jobs that slow each other down, by measured slowdowns: [OJPP] Alg. 4. Pure.
 
 A job's own report counts for its own moves; others are moved only on what the agents
 measured, and only so many an hour for the sake of one namespace. A job that may not be moved stays,
@@ -28,7 +28,7 @@ _HELPED = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Fixed limits that keep the adjuster from moving jobs too often, besides the settings.
+    """Fixed limits that keep jobs from being moved too often, besides the settings.
 
     These are constants of the cluster; the benchmark of [OJPP] sets those of the paper.
     """
@@ -123,8 +123,12 @@ class _Level:
     who: frozenset[Key] = frozenset()
 
 
-class Adjuster:
-    """The averages of all shared GPUs, and the moves that were made."""
+class Separator:
+    """The averages of all shared GPUs, and the moves that were made.
+
+    It acts under the profiles of Tandem. A profile that has an adjuster is left to that:
+    `queue/measuring/adjuster.py`.
+    """
 
     def __init__(self, settings: LearningConfig, limits: Limits | None = None) -> None:
         self._settings = settings
