@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from scheduler_extender.cluster.feed import Feed
@@ -18,6 +18,7 @@ from scheduler_extender.cluster.records import GpuNodeRecord, PodRecord
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.planning import explaining
 from scheduler_extender.serving.metrics import CONTENT_TYPE, Metrics
+from scheduler_extender.serving.parameters import known_parameters
 from scheduler_extender.verbs.answers import node_reason
 from tandem.contracts.prediction import ErrorBody
 from tandem.contracts.resources import GPUJobStatus
@@ -71,7 +72,7 @@ def read_router(
 
     `agent_answers` says of a node whether its agent answers, as far as is known.
     """
-    router = APIRouter(prefix="/v1", tags=["read-only"])
+    router = APIRouter(prefix="/v1", tags=["read-only"], dependencies=[Depends(known_parameters())])
 
     @router.get("/gpus")
     async def gpus(node: str | None = None) -> StreamingResponse:

@@ -30,7 +30,7 @@ from typing import Any
 import httpx
 import uvicorn
 import uvloop
-from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from scheduler_extender.admission.config import AdmissionConfig, Rotation
@@ -49,6 +49,7 @@ from scheduler_extender.serving.fair import BusyError, FairWorker
 from scheduler_extender.serving.gate import Entry, Gate, Guarded, Limits, Turnstile
 from scheduler_extender.serving.limits import Limited, client_name
 from scheduler_extender.serving.models import Predictor, models_app
+from scheduler_extender.serving.parameters import known_parameters
 from scheduler_extender.serving.process import return_freed_memory
 from scheduler_extender.serving.readers import Agents, Readers
 from scheduler_extender.serving.status.publisher import Publisher
@@ -82,6 +83,7 @@ _MEMORY_BYTES = 640 * 2**20
 _METRICS_KEPT_S = 1.0
 _READ_BYTES = 64 * 2**20
 _REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "There is no such parameter"},
     401: {"description": "Not a token that the API server knows"},
     403: {"description": "The caller may not read this in the API server either"},
 }
@@ -246,6 +248,7 @@ def health(path: str, line: Line) -> tuple[int, bytes]:
 def checked_reads(readers: Readers, agents: Agents, extender: httpx.AsyncClient) -> APIRouter:
     """Return the routes that the extender answers; callers of /v1 are checked here."""
     router = APIRouter(tags=["read-only"])
+    known = [Depends(known_parameters())]
     turns = asyncio.Semaphore(_READS_AT_ONCE)
     metrics: list[Any] = [0.0, b"", ""]
     metrics_turn = asyncio.Lock()
@@ -278,13 +281,14 @@ def checked_reads(readers: Readers, agents: Agents, extender: httpx.AsyncClient)
                 metrics[:] = [time.monotonic(), answer.body, answer.headers["content-type"]]
         return Response(metrics[1], headers={"content-type": metrics[2]})
 
-    @router.get("/v1/gpus", responses=_REFUSALS)
-    async def gpus(request: Request) -> Response:
-        """List GPUs with what holds them, those of one node (`node`) or all."""
+    @router.get("/v1/gpus", responses=_REFUSALS, dependencies=known)
+    async def gpus(request: Request, node: str | None = None) -> Response:
+        """List GPUs with what holds them, those of one node or all."""
         await readers.check(request, "list", "gpunodes", None)
-        return await read("/v1/gpus", request.url.query.encode())
+        query = httpx.QueryParams({"node": node} if node is not None else {})
+        return await read("/v1/gpus", str(query).encode())
 
-    @router.get("/v1/jobs", responses=_REFUSALS)
+    @router.get("/v1/jobs", responses=_REFUSALS, dependencies=known)
     async def jobs(request: Request, namespace: str | None = None) -> Response:
         """List GPUJobs with the places of their pods, those of one namespace or all."""
         await readers.check(request, "list", "gpujobs", namespace)
@@ -298,7 +302,7 @@ def checked_reads(readers: Readers, agents: Agents, extender: httpx.AsyncClient)
         query = httpx.QueryParams({"node": await agents.node(request)})
         return await read("/v1/node-pods", str(query).encode(), agents_turns)
 
-    @router.get("/v1/explain/{namespace}/{pod}", responses=_REFUSALS)
+    @router.get("/v1/explain/{namespace}/{pod}", responses=_REFUSALS, dependencies=known)
     async def explain(request: Request, namespace: str, pod: str) -> Response:
         """Say where a pod is, or why not on each node; callers that list GPUNodes get names."""
         await readers.check(request, "get", "gpujobs", namespace)

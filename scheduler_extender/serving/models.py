@@ -17,8 +17,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import httpx
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
 
+from scheduler_extender.serving.parameters import known_parameters
 from scheduler_extender.serving.readers import Readers
 from tandem.contracts.prediction import ErrorBody
 from tandem.kube.access import Access
@@ -107,7 +108,13 @@ class Predictor:
 
 def models_app(readers: Readers, predictor: Predictor) -> FastAPI:
     """Return what answers `PATHS`."""
-    app = FastAPI(title="Tandem, models", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="Tandem, models",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        dependencies=[Depends(known_parameters())],
+    )
     pushes, requests = _Slots(_PUSHES, _PUSHES_IN_ALL), _Slots(_REQUESTS_IN_ALL, _REQUESTS_IN_ALL)
 
     @app.post("/v1/models")

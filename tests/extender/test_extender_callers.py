@@ -117,6 +117,20 @@ def test_a_reader_sees_what_the_api_server_would_show(app) -> None:
     assert answers[1].json()["detail"] == "you may not list gpujobs.tandem.gpu in all namespaces"
 
 
+@pytest.mark.parametrize(
+    ("path", "known"),
+    [
+        ("/v1/gpus?nod=n0", "there are node"),
+        ("/v1/jobs?ns=ml", "there are namespace"),
+        ("/v1/explain/ml/p?nodes=1", "there are none"),
+    ],
+)
+def test_a_parameter_that_there_is_not_is_refused(app, path, known) -> None:
+    (answer,) = ask(app, (path, "Bearer known"))
+    assert answer.status_code == 400
+    assert known in answer.json()["detail"]
+
+
 def test_answers_are_kept_for_a_minute_and_no_longer(app, api, now) -> None:
     path = ("/v1/jobs?namespace=ml", "Bearer known")
     ask(app, path, path, path)

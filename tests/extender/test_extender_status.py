@@ -34,6 +34,7 @@ from scheduler_extender.serving.status.selection import ORDERS, Selection
 from scheduler_extender.serving.status.sources import events_for_caller, local_changes
 from scheduler_extender.serving.status.views import (
     PAGE_ROWS,
+    PARAMETERS,
     BadQueryError,
     MissingError,
     document,
@@ -1013,6 +1014,27 @@ def test_a_reader_sees_the_scope_that_the_api_server_allows(site: Site, path: st
         answer = await ask(app, url + "?namespace=ml", "tenant")
         assert answer.status_code == 200
         assert SECRET not in answer.text
+
+    asyncio.run(script())
+
+
+@pytest.mark.parametrize("path", [*PATHS, "report", "jobs/ml/job-own/what-if",
+                                  "models/ml/bert/profile"])  # fmt: skip
+def test_a_parameter_that_an_endpoint_does_not_have_is_refused(site: Site, path: str) -> None:
+    own_jobs(site)
+    app = app_of(site, everybody)
+    url = f"/v1/status/{path}"
+
+    async def script() -> None:
+        answer = await ask(app, f"{url}?namespace=ml&fase=Running", "")
+        assert answer.status_code == 400
+        said, _, known = answer.json()["detail"].partition("; there are ")
+        assert said == "'fase' is no parameter here"
+        for name in known.split(", "):  # each that it names is one
+            again = await ask(app, f"{url}?{name}=", "")
+            assert "is no parameter" not in again.text
+        if path in PARAMETERS:
+            assert set(known.split(", ")) == {"namespace", *PARAMETERS[path]}
 
     asyncio.run(script())
 

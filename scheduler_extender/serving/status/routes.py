@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from fastapi import Query as HttpQuery
 from fastapi.responses import RedirectResponse, StreamingResponse
 from pydantic import BaseModel, Field
@@ -25,12 +25,14 @@ from starlette.types import Scope as ASGIScope
 
 from scheduler_extender.accounting import MOST_DAYS
 from scheduler_extender.serving.limits import client_name
+from scheduler_extender.serving.parameters import known_parameters
 from scheduler_extender.serving.readers import Check
 from scheduler_extender.serving.status import assets
 from scheduler_extender.serving.status.model import Cluster
 from scheduler_extender.serving.status.objects import Key, Scope
 from scheduler_extender.serving.status.publisher import Answer, AwayError, Publisher
 from scheduler_extender.serving.status.views import (
+    PARAMETERS,
     BadQueryError,
     MissingError,
     Query,
@@ -61,7 +63,7 @@ PATHS = {
     "model": "models/{namespace}/{name}",
 }
 _REFUSALS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "A parameter has no meaning"},
+    400: {"description": "There is no such parameter, or its value has no meaning"},
     401: {"description": "Not a token that the API server knows"},
     403: {"description": "The caller may not read this in the API server either"},
     404: {"description": "There is no such object, or the caller does not see it"},
@@ -132,30 +134,35 @@ def status_router(
     what_if: WhatIf | None = None,
 ) -> APIRouter:
     """Return the routes under /v1/status and /status; `may` says who may read what."""
-    router = APIRouter(tags=["status"])
+    views = APIRouter(
+        prefix="/v1/status",
+        tags=["status"],
+        # All take it: the page sends the namespace of its reader with each request.
+        dependencies=[Depends(known_parameters("namespace"))],
+    )
     readers = _Readers(may)
     streams = Streams()
 
-    @router.get("/v1/status/scope", responses=_REFUSALS)
+    @views.get("/scope", responses=_REFUSALS)
     async def scope(request: Request, namespace: str | None = None) -> dict[str, Any]:
         """Say what the caller sees: the whole cluster (`namespace` is null) or one namespace."""
         return {"namespace": (await readers.scope(request, namespace)).namespace}
 
     for view, path in PATHS.items():
         shown = _View(view, path, publisher, readers, streams, stream_s)
-        router.add_api_route(
-            f"/v1/status/{path}",
+        views.add_api_route(
+            f"/{path}",
             shown.answer,
             methods=["GET"],
             name=view,
             summary=f"The view {view} of the status page",
             description=f"With `Accept: {_EVENT_STREAM}`, again at each change.",
             responses=_REFUSALS,
-            openapi_extra=_parameters(shown.names),
+            openapi_extra=_parameters(shown.names, PARAMETERS[view]),
         )
-    _add_details(router, publisher, readers, events)
+    _add_details(views, publisher, readers, events)
 
-    @router.get("/v1/status/models/{namespace}/{name}/profile", responses=_REFUSALS)
+    @views.get("/models/{namespace}/{name}/profile", responses=_REFUSALS)
     async def profile(request: Request, namespace: str, name: str) -> dict[str, Any]:
         """Return the features of a model and what its runs were observed to use."""
         await may(request, "get", "modelprofiles", namespace)
@@ -164,7 +171,7 @@ def status_router(
             raise HTTPException(404, f"the predictor knows no model {namespace}/{name}")
         return found
 
-    @router.get("/v1/status/report", responses=_REFUSALS)
+    @views.get("/report", responses=_REFUSALS)
     async def past(
         request: Request,
         days: Annotated[int, HttpQuery(ge=1, le=MOST_DAYS)] = MOST_DAYS,
@@ -184,7 +191,7 @@ def status_router(
             await _or_503(publisher.compute(client_name(request.scope), work))
         return found
 
-    @router.get("/v1/status/jobs/{namespace}/{name}/what-if", responses=_REFUSALS)
+    @views.get("/jobs/{namespace}/{name}/what-if", responses=_REFUSALS)
     async def changed(
         request: Request,
         namespace: str,
@@ -206,6 +213,8 @@ def status_router(
                 error.headers = {"Connection": "close"}
             raise
 
+    router = APIRouter()
+    router.include_router(views)
     _add_page(router)
     return router
 
@@ -278,7 +287,7 @@ def _add_details(
 ) -> None:
     """Add what the view of a job shows on demand."""
 
-    @router.get("/v1/status/jobs/{namespace}/{name}/yaml", responses=_REFUSALS)
+    @router.get("/jobs/{namespace}/{name}/yaml", responses=_REFUSALS)
     async def as_yaml(request: Request, namespace: str, name: str) -> dict[str, str]:
         """Return a GPUJob as YAML."""
         reader = await readers.scope(request, namespace)
@@ -289,7 +298,7 @@ def _add_details(
 
         return {"yaml": await _of_object(publisher, request, work)}
 
-    @router.get("/v1/status/jobs/{namespace}/{name}/events", responses=_REFUSALS)
+    @router.get("/jobs/{namespace}/{name}/events", responses=_REFUSALS)
     async def events_of_job(request: Request, namespace: str, name: str) -> dict[str, Any]:
         """Return the events of a GPUJob and of its pods, the latest first."""
         reader = await readers.scope(request, namespace)
@@ -416,11 +425,12 @@ def _json(content: bytes) -> Response:
     return Response(content, media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
-def _parameters(names: list[str]) -> dict[str, Any]:
-    """Return what OpenAPI says of the path, which the framework does not see."""
+def _parameters(names: list[str], query: Sequence[str]) -> dict[str, Any]:
+    """Return what OpenAPI says of path and query, which the framework does not see."""
     return {
         "parameters": [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in names
         ]
+        + [{"name": name, "in": "query", "schema": {"type": "string"}} for name in query]
     }

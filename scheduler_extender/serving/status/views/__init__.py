@@ -23,6 +23,7 @@ from scheduler_extender.serving.status.views.jobs import (
 from scheduler_extender.serving.status.views.overview import overview
 from scheduler_extender.serving.status.views.query import (
     PAGE_ROWS,
+    PARAMETERS,
     BadQueryError,
     Document,
     MissingError,
@@ -32,6 +33,7 @@ from scheduler_extender.serving.status.views.query import (
 
 __all__ = [
     "PAGE_ROWS",
+    "PARAMETERS",
     "BadQueryError",
     "MissingError",
     "Query",

@@ -59,7 +59,7 @@ class Query:
         return int(text[:7])
 
 
-#: The parameters that each view understands; others are left out of its query.
+#: The parameters by which the view of a path differs; that of an object has none.
 PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "overview": ("namespace",),
     "nodes": ("namespace", "page", "q", "state"),
