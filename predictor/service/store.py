@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from predictor.errors import ModelNotFoundError, StoreUnavailableError
@@ -100,12 +102,8 @@ class ClusterProfileStore:
     def get(self, namespace: str, name: str) -> ModelSummary:
         """Return a model; raises ModelNotFoundError."""
         check_names(namespace, name)
-        try:
+        with _asked_of(namespace, name):
             return _summary(self._api.get(MODEL_PROFILES, name, namespace))
-        except NotFound:
-            raise ModelNotFoundError(namespace, name) from None
-        except KubeError as error:
-            raise _unavailable(error) from error
 
     def list(self, namespace: str | None) -> list[ModelSummary]:
         """Return the models of a namespace, or of all, by namespace and name."""
@@ -120,17 +118,13 @@ class ClusterProfileStore:
     def delete(self, namespace: str, name: str) -> None:
         """Delete the ModelProfile; raises ModelNotFoundError."""
         check_names(namespace, name)
-        try:
+        with _asked_of(namespace, name):
             self._api.delete(MODEL_PROFILES, name, namespace)
-        except NotFound:
-            raise ModelNotFoundError(namespace, name) from None
-        except KubeError as error:
-            raise _unavailable(error) from error
 
     def observe(self, run: Feedback, now: str) -> ModelSummary:
         """Write the status of the ModelProfile; raises ModelNotFoundError."""
         check_names(run.namespace, run.model)
-        try:
+        with _asked_of(run.namespace, run.model):
             for _ in range(_REPLACE_ATTEMPTS):
                 item = self._api.get(MODEL_PROFILES, run.model, run.namespace)
                 model = _summary(item)
@@ -143,10 +137,6 @@ class ClusterProfileStore:
                     return _summary(stored)
                 except Conflict:
                     continue  # another run of it was put in meanwhile
-        except NotFound:
-            raise ModelNotFoundError(run.namespace, run.model) from None
-        except KubeError as error:
-            raise _unavailable(error) from error
         raise _contended(run.model)
 
     def check(self) -> None:
@@ -185,6 +175,17 @@ def _summary(item: Object) -> ModelSummary:
         features=spec.features,
         observed=ModelProfileStatus.model_validate(item.get("status") or {}).observed,
     )
+
+
+@contextmanager
+def _asked_of(namespace: str, name: str) -> Iterator[None]:
+    """Say in our errors what the API server refuses of a model."""
+    try:
+        yield
+    except NotFound:
+        raise ModelNotFoundError(namespace, name) from None
+    except KubeError as error:
+        raise _unavailable(error) from error
 
 
 def _contended(name: str) -> StoreUnavailableError:

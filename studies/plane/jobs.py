@@ -116,7 +116,6 @@ def simulate(
             slowdown[job.interference_class] = job.own_slowdown[:classes]
     slowdown[:, UNKNOWN] = slowdown[UNKNOWN] = 0.0
     physics = truth.Truth(
-        class_names=tuple(map(str, range(classes))),
         slowdown=slowdown,
         job_class=np.array([job.interference_class for job in jobs]),
         memory=[truth.MemoryCourse(gang.memory_gib, 0.0, 0.0) for gang in gangs],

@@ -231,7 +231,6 @@ def world(work: Workload, trace: Sequence[TraceJob], *, predicted: bool, seed: i
     of = np.random.default_rng(seed).integers(len(work.kinds), size=len(trace))
     kinds = [work.kinds[i] for i in of]
     truth = Truth(
-        class_names=("empty", "undisturbed", *(kind.name for kind in work.kinds)),
         slowdown=with_reserved_classes(work.slowdown, unknown=0.0),
         job_class=of + _RESERVED,
         memory=[kind.memory for kind in kinds],

@@ -48,7 +48,6 @@ class Truth:
     two do not fit together in memory.
     """
 
-    class_names: tuple[str, ...] = ("empty", "undisturbed")
     slowdown: Floats  # (classes, classes) of row next to column
     slowdown_by_type: Floats | None = None  # (GPU types, classes, classes), where types differ
     gpu_type: Ints | None = None  # (gpus,) index of the first axis of `slowdown_by_type`

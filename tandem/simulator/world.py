@@ -111,7 +111,6 @@ def measured_world(
         )
     predicted = with_reserved_classes(prediction.slowdown, unknown=np.inf)
     truth = Truth(
-        class_names=("empty", "undisturbed", *matrix.names),
         slowdown=with_reserved_classes(matrix.slowdown, unknown=0.0),
         slowdown_by_type=np.stack(
             [with_reserved_classes(one.slowdown, unknown=0.0) for one in by_type]

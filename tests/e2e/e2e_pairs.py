@@ -98,6 +98,18 @@ class Pair:
         return holder(self.plane).startswith(f"{self.name}_")
 
 
+def two_pairs(plane: ControlPlane, folder: Path) -> list[Pair]:
+    """Make two pairs that share a predictor; neither has been started."""
+    pairs = [
+        Pair(plane, folder / name, name, address)
+        for name, address in (("pair-a", "127.0.0.2"), ("pair-b", "127.0.0.3"))
+    ]
+    first, second = pairs
+    first.installation.start_predictor()
+    second.installation._ports["predictor"] = first.installation._ports["predictor"]
+    return pairs
+
+
 def stopped(process: Process) -> bool:
     """Tell whether a process is stopped (SIGSTOP)."""
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

@@ -8,13 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 import yaml
-from controlplane_binaries import need_control_plane
-from e2e_pairs import AUDIT_POLICY
 from repeated_faults import times
 from seeds import SEED
-from test_e2e_takeover import WAYS, Arena
+from test_e2e_takeover import WAYS, Arena, on_an_audited_plane
 
-from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import binaries, wait_until
 from tandem.contracts import claims, names
 
 pytestmark = [
@@ -70,18 +68,9 @@ class ClaimsArena(Arena):
 
 @pytest.fixture(scope="module")
 def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClaimsArena]:
-    need_control_plane()
     folder = tmp_path_factory.mktemp("claims-takeover")
-    policy = folder / "audit.yaml"
-    policy.write_text(yaml.safe_dump(AUDIT_POLICY))
-    audit = [f"--audit-policy-file={policy}", f"--audit-log-path={folder / 'audit.log'}"]
-    with ControlPlane.start(nodes=[Node("n0", cpu=32)], apiserver_args=audit) as plane:
-        arena = ClaimsArena(plane, folder)
-        try:
-            yield arena
-        finally:
-            for pair in arena.pairs:
-                pair.wire.close()
+    with on_an_audited_plane(ClaimsArena, folder) as arena:
+        yield arena
 
 
 def test_the_second_pair_takes_over_claims_as_well(arena: ClaimsArena) -> None:

@@ -22,7 +22,7 @@ import httpx
 import pytest
 from controlplane_binaries import need_control_plane
 from e2e_cluster import TandemCluster
-from e2e_pairs import Pair
+from e2e_pairs import two_pairs
 from repeated_faults import record, times
 from seeds import SEED
 
@@ -109,13 +109,7 @@ class Site:
         self.cluster = TandemCluster(plane, folder)
         self.cluster.installation.apply_manifests()
         report_gpus(plane.http, [f"n{i}" for i in range(NODES)], GPUS)
-        self.pairs = [
-            Pair(plane, folder / name, name, address)
-            for name, address in (("pair-a", "127.0.0.2"), ("pair-b", "127.0.0.3"))
-        ]
-        first, second = self.pairs
-        first.installation.start_predictor()
-        second.installation._ports["predictor"] = first.installation._ports["predictor"]
+        self.pairs = two_pairs(plane, folder)
         for pair in self.pairs:
             pair.start({"stale_after_s": 86_400})
         self.namespace = self.cluster.namespace()

@@ -7,18 +7,29 @@ read from the API server's audit log: each pair comes by a loopback address of i
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import yaml
 from controlplane_binaries import need_control_plane
 from e2e_cluster import TandemCluster, job
-from e2e_pairs import AUDIT_POLICY, Act, Pair, acts, holder, kubelet, lease_writes, stopped
+from e2e_pairs import (
+    AUDIT_POLICY,
+    Act,
+    Pair,
+    acts,
+    holder,
+    kubelet,
+    lease_writes,
+    stopped,
+    two_pairs,
+)
 from repeated_faults import record, times
 from seeds import SEED
 
@@ -52,13 +63,8 @@ class Arena:
         self.cluster = TandemCluster(plane, folder)
         self.cluster.installation.apply_manifests()
         self.prepare()
-        self.pairs = [
-            Pair(plane, folder / name, name, address)
-            for name, address in (("pair-a", "127.0.0.2"), ("pair-b", "127.0.0.3"))
-        ]
+        self.pairs = two_pairs(plane, folder)
         first, second = self.pairs
-        first.installation.start_predictor()
-        second.installation._ports["predictor"] = first.installation._ports["predictor"]
         first.start(dict(self.settings))
         state = folder / "n0.gpus"
         StubState(gpus=[StubGpu(uuid="GPU-n0-0")]).write(state)
@@ -223,20 +229,28 @@ class Arena:
         assert not self.overbooked()
 
 
-@pytest.fixture(scope="module")
-def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+A = TypeVar("A", bound=Arena)
+
+
+@contextlib.contextmanager
+def on_an_audited_plane(kind: type[A], folder: Path) -> Iterator[A]:
     need_control_plane()
-    folder = tmp_path_factory.mktemp("takeover")
     policy = folder / "audit.yaml"
     policy.write_text(yaml.safe_dump(AUDIT_POLICY))
     audit = [f"--audit-policy-file={policy}", f"--audit-log-path={folder / 'audit.log'}"]
     with ControlPlane.start(nodes=[Node("n0", cpu=32)], apiserver_args=audit) as plane:
-        arena = Arena(plane, folder)
+        arena = kind(plane, folder)
         try:
             yield arena
         finally:
             for pair in arena.pairs:
                 pair.wire.close()
+
+
+@pytest.fixture(scope="module")
+def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    with on_an_audited_plane(Arena, tmp_path_factory.mktemp("takeover")) as arena:
+        yield arena
 
 
 def test_the_second_pair_takes_over_and_the_first_does_nothing_any_more(arena: Arena) -> None:

@@ -790,14 +790,20 @@ def test_a_tenant_sees_nothing_of_other_tenants_in_any_view(site: Site) -> None:
         assert SECRET not in json.dumps(found), name
 
 
-def test_no_figure_of_a_tenant_s_views_depends_on_other_tenants(site: Site) -> None:
-    """The views are the same, to the byte, whether other tenants use the cluster or not."""
+def with_and_without_others(site: Site) -> Site:
+    """Give a site jobs of one's own and of others; return one that has the former alone."""
     alone = Site()
     for each in (site, alone):
         each.state.upsert("gpunodes", gpu_node("n0", "a", "b", observed_at_s=NOW, version=10**6))
         each.state.upsert("gpunodes", gpu_node("n1", "c"))
         own_jobs(each)
     with_other_tenants(site)
+    return alone
+
+
+def test_no_figure_of_a_tenant_s_views_depends_on_other_tenants(site: Site) -> None:
+    """The views are the same, to the byte, whether other tenants use the cluster or not."""
+    alone = with_and_without_others(site)
     for each in (site, alone):
         each.follow()
     mine = {name: all_views(each.cluster, ML) for name, each in (("all", site), ("alone", alone))}
@@ -814,12 +820,7 @@ def test_no_byte_of_a_tenant_s_answers_depends_on_other_tenants(
 ) -> None:
     """Over HTTP, with all that goes before and after a view, as an answer and as a stream."""
     monkeypatch.setattr(routes, "_now", lambda: "2026-11-22T10:00:00.000Z")
-    alone = Site()
-    for each in (site, alone):
-        each.state.upsert("gpunodes", gpu_node("n0", "a", "b", observed_at_s=NOW, version=10**6))
-        each.state.upsert("gpunodes", gpu_node("n1", "c"))
-        own_jobs(each)
-    with_other_tenants(site)
+    alone = with_and_without_others(site)
 
     async def script(each: Site, path: str, accept: str) -> tuple[int, dict[str, str], bytes]:
         app = app_of(each, Readers(Api()).check, stream_s=0.1)  # type: ignore[arg-type]

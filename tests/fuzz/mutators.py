@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 #: Values of every type of JSON, at the bounds of what readers take them for.
@@ -166,10 +166,6 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 def _renamed(name: str, rng: random.Random) -> str:
     return rng.choice((name.upper(), name + "s", name[:-1], f"{name} ", name[::-1], f"x{name}"))
-
-
-#: Draws a value.
-Draw = Callable[[random.Random], Any]
 
 
 def some(rng: random.Random, options: dict[str, Sequence[Any]], most: int = 4) -> dict[str, Any]:

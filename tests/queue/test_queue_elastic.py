@@ -230,14 +230,21 @@ def test_its_pods_do_not_share_a_gpu_with_one_another() -> None:
     run(scenario)
 
 
-def test_it_gets_no_smaller_than_needed() -> None:
-    plant = Plant(least=1)
+@pytest.mark.parametrize(
+    ("least", "claimed", "rounds", "left"),
+    [(1, 1, 8, 3), (2, 2, 150, 2)],
+    ids=["it gets no smaller than needed", "it does not grow while no GPU is idle"],
+)
+def test_it_leaves_what_another_job_claims_and_no_more(
+    least: int, claimed: int, rounds: int, left: int
+) -> None:
+    plant = Plant(least=least)
 
     async def scenario() -> None:
         await plant.go(8)
-        plant.claim(1)
-        await plant.go(8)
-        assert plant.asked == 3
+        plant.claim(claimed)
+        await plant.go(rounds)
+        assert plant.asked == left
         assert plant.claims_start()
 
     run(scenario)
@@ -254,19 +261,6 @@ def test_where_its_minimum_leaves_too_little_it_gives_way_as_a_whole() -> None:
         assert plant.cluster.api.get(plant.jobs, "train", "default")["spec"]["runPolicy"] == {
             "suspend": True
         }
-
-    run(scenario)
-
-
-def test_it_does_not_grow_while_no_gpu_is_idle() -> None:
-    plant = Plant()
-
-    async def scenario() -> None:
-        await plant.go(8)
-        plant.claim(2)
-        await plant.go(150)
-        assert plant.asked == 2
-        assert plant.claims_start()
 
     run(scenario)
 

@@ -749,19 +749,25 @@ def make_ray_cluster(cluster: Cluster, owner: dict[str, Any], name: str, pods: s
     return f"raycluster-{name}"
 
 
+async def preempted_ray_job(cluster: Cluster, **more: Any) -> str:
+    """Let a RayJob of two pods run, and preempt it; return its GPUJob."""
+    job = ray_cluster_of(cluster, "RayJob", "r", **more)
+    await wait(cluster)
+    assert cluster.gpujob(job)["spec"]["demand"]["gangSize"] == 2
+    for index in range(2):
+        cluster.bind_as_planned(f"p{index}")
+    await wait(cluster)
+    gang = cluster.controller.gangs.by_key["default", job]
+    await cluster.controller.preempter.begin(gang, Cause(Reason.NEEDED, job="the test"))
+    await wait(cluster, 2)
+    return job
+
+
 def test_of_a_ray_job_the_ray_job_is_suspended_and_not_the_cluster_below_it() -> None:
     cluster = site(2)
 
     async def scenario() -> None:
-        job = ray_cluster_of(cluster, "RayJob", "r")
-        await wait(cluster)
-        assert cluster.gpujob(job)["spec"]["demand"]["gangSize"] == 2
-        for index in range(2):
-            cluster.bind_as_planned(f"p{index}")
-        await wait(cluster)
-        gang = cluster.controller.gangs.by_key["default", job]
-        await cluster.controller.preempter.begin(gang, Cause(Reason.NEEDED, job="the test"))
-        await wait(cluster, 2)
+        await preempted_ray_job(cluster)
         assert cluster.api.get(resource_of("RayJob"), "r", "default")["spec"]["suspend"] is True
         assert "suspend" not in cluster.api.get(resource_of("RayCluster"), "r-x", "default")["spec"]
 
@@ -772,14 +778,7 @@ def test_a_ray_job_that_kuberay_would_end_is_not_suspended() -> None:
     cluster = site(2)
 
     async def scenario() -> None:
-        job = ray_cluster_of(cluster, "RayJob", "r", shuts_down=False)
-        await wait(cluster)
-        for index in range(2):
-            cluster.bind_as_planned(f"p{index}")
-        await wait(cluster)
-        gang = cluster.controller.gangs.by_key["default", job]
-        await cluster.controller.preempter.begin(gang, Cause(Reason.NEEDED, job="the test"))
-        await wait(cluster, 2)
+        job = await preempted_ray_job(cluster, shuts_down=False)
         assert "suspend" not in cluster.api.get(resource_of("RayJob"), "r", "default")["spec"]
         assert cluster.gpujob(job)["status"]["phase"] == "Suspended"
         assert not cluster.api.list(PODS, "default")

@@ -104,18 +104,24 @@ def test_random_gangs_start_whole_and_none_that_first_fit_would_place_waits(seed
     run(scenario)
 
 
+def random_site(rng: random.Random) -> tuple[Site, dict[str, list[tuple[int, int]]]]:
+    """Draw a site, and gangs of which each fits it while it is empty."""
+    site = Site(rng.choice(PROFILES), [rng.choice([2, 4, 8]) for _ in range(3)])
+    gangs: dict[str, list[tuple[int, int]]] = {}
+    while len(gangs) < GANGS:
+        roles = random_roles(rng)
+        if first_fit(roles, site.free()):
+            gangs[f"g{len(gangs)}"] = roles
+    return site, gangs
+
+
 def test_every_gang_that_fits_the_empty_cluster_ends_in_the_end(seed: int) -> None:
     """All are submitted at once; those that have a place run for a round and end."""
     rng = random.Random(seed)
 
     async def scenario() -> None:
         for _ in range(4):
-            site = Site(rng.choice(PROFILES), [rng.choice([2, 4, 8]) for _ in range(3)])
-            gangs: dict[str, list[tuple[int, int]]] = {}
-            while len(gangs) < GANGS:
-                roles = random_roles(rng)
-                if first_fit(roles, site.free()):
-                    gangs[f"g{len(gangs)}"] = roles
+            site, gangs = random_site(rng)
             pods = {name: site.submit(name, roles) for name, roles in gangs.items()}
             waiting = set(gangs)
             for _ in range(4 * GANGS):
@@ -185,12 +191,7 @@ def test_no_gang_holds_gpus_in_part_for_longer_than_a_minute(seed: int) -> None:
 
     async def scenario() -> None:
         for _ in range(4):
-            site = Site(rng.choice(PROFILES), [rng.choice([2, 4, 8]) for _ in range(3)])
-            gangs: dict[str, list[tuple[int, int]]] = {}
-            while len(gangs) < GANGS:
-                roles = random_roles(rng)
-                if first_fit(roles, site.free()):
-                    gangs[f"g{len(gangs)}"] = roles
+            site, gangs = random_site(rng)
             player = Player(site, gangs)
             named = (each for made in player.pods.values() for each in made)
             player.stuck = {each for each in named if rng.random() < 0.2}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -373,10 +372,6 @@ class RealCluster:
             except Exception as error:  # the report must not hide the failure
                 parts.append(str(error))
         return "\n\n".join(parts)
-
-
-def seconds_since(began: float) -> float:
-    return round(time.monotonic() - began, 1)
 
 
 def page(name: str) -> str:

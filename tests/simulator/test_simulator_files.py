@@ -30,7 +30,6 @@ PHILLY = [
         ],
     }
 ]
-TRUTH = {"v100": {"a": {"null": 1.0, "b": [0.5, 0.5]}, "b": {"null": 1.0, "a": [0.5, 0.5]}}}
 
 
 @pytest.mark.parametrize(
