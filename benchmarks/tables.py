@@ -6,7 +6,7 @@ import csv
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tandem.simulator.jobs import TraceJob
@@ -52,10 +52,10 @@ def load_trace(name: str) -> tuple[TraceJob, ...]:
         )
 
 
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table."""
+def markdown(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a table; what is no text is written as `str` has it."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
 
 
 _FIGURE = re.compile(r"[+-]?[0-9][0-9,]*(?:\.[0-9]+)?")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.tables import markdown
 from proof.mutation.sources import Mutant
 
 
@@ -17,6 +18,16 @@ def page(
     heading: str,
 ) -> str:
     """Return docs/evidence/mutants.md."""
+    rows, total = [], Counter[str]()
+    for path, (every, mutants) in sampled.items():
+        count = Counter(outcome_of(outcomes, m) for m in mutants)
+        rows.append(_row(f"`{path}`", every, count))
+        total += count
+    rows.append(_row("**all**", sum(every for every, _ in sampled.values()), total))
+    groups = []
+    for group in dict.fromkeys(m.group for m in hand):
+        of = [outcome_of(outcomes, m) for m in hand if m.group == group]
+        groups.append((group, len(of), of.count("killed")))
     lines = [
         "# Mutants",
         "",
@@ -31,28 +42,15 @@ def page(
         "",
         heading,
         "",
-        "| module | mutants | tried | killed | survived | score |",
-        "|---|---|---|---|---|---|",
-    ]
-    total: Counter[str] = Counter()
-    for path, (every, mutants) in sampled.items():
-        count = Counter(outcome_of(outcomes, m) for m in mutants)
-        lines.append(_row(f"`{path}`", every, count))
-        total += count
-    lines.append(_row("**all**", sum(every for every, _ in sampled.values()), total))
-    lines += [
+        markdown(["module", "mutants", "tried", "killed", "survived", "score"], rows),
         "",
         "## Faults chosen by hand",
         "",
         "Each is a small bug that was once inserted without any test failing, or a relative of one",
         "(`proof/mutation/hand_mutants.toml`).",
         "",
-        "| group | faults | killed |",
-        "|---|---|---|",
+        markdown(["group", "faults", "killed"], groups),
     ]
-    for group in dict.fromkeys(m.group for m in hand):
-        of = [outcome_of(outcomes, m) for m in hand if m.group == group]
-        lines.append(f"| {group} | {len(of)} | {of.count('killed')} |")
     sampled_all = [m for _, mutants in sampled.values() for m in mutants]
     known = ("killed", "untried")
     survivors = [m for m in (*sampled_all, *hand) if outcome_of(outcomes, m) not in known]
@@ -69,7 +67,7 @@ def outcome_of(outcomes: dict[str, dict[str, Any]], mutant: Mutant) -> str:
     return str(outcomes[mutant.id]["outcome"]) if mutant.id in outcomes else "untried"
 
 
-def _row(name: str, mutants: int, count: Counter[str]) -> str:
+def _row(name: str, mutants: int, count: Counter[str]) -> tuple[object, ...]:
     tried, killed = count.total() - count["untried"], count["killed"]
     score = f"{100 * killed / tried:.0f} %" if tried else "-"
-    return f"| {name} | {mutants} | {tried} | {killed} | {tried - killed} | {score} |"
+    return name, mutants, tried, killed, tried - killed, score

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tables import markdown
 from predictor.errors import GraphError
 from predictor.graph.features import extract_features
 from predictor.graph.symbols import SymbolSizes
@@ -111,33 +112,31 @@ do not say what they save. The bars are 2 %, 5 % and 10 %.
 
 def page(graphs: list[Compared], failures: list[dict[str, Any]]) -> str:
     """Return the page: a summary by exporter, every graph, what could not be exported."""
-    lines = [_HEAD, "| exporter | graphs | correct | refused with a way out | outside a bar | "
-             "below a tenth of the cost |", "|---|---|---|---|---|---|"]  # fmt: skip
-    exporters = sorted({graph.exporter for graph in graphs})
-    for exporter in (*exporters, "all"):
+    summary = []
+    for exporter in (*sorted({graph.exporter for graph in graphs}), "all"):
         own = [g for g in graphs if exporter in (g.exporter, "all")]
         refused = [g for g in own if g.refusal]
-        lines.append(
-            f"| {exporter} | {len(own)} | {sum(g.verdict == 'correct' for g in own)} | "
-            f"{sum(bool(g.way_out) for g in refused)} of {len(refused)} | "
-            f"{sum(bool(g.outside) for g in own)} | {sum(g.nearly_free for g in own)} |"
-        )
-    lines += ["", "| model | family | exporter | parameters | FLOPs | saved bytes | |",
-              "|---|---|---|---|---|---|---|"]  # fmt: skip
-    for graph in graphs:
-        ratios = " | ".join(
-            f"{graph.ratios[key]:.3f}" if key in graph.ratios else "-" for key in BARS
-        )
-        lines.append(
-            f"| {graph.name} | {graph.family} | {graph.exporter} | {ratios} | {graph.verdict} |"
-        )
+        summary.append([
+            exporter, len(own), sum(g.verdict == "correct" for g in own),
+            f"{sum(bool(g.way_out) for g in refused)} of {len(refused)}",
+            sum(bool(g.outside) for g in own), sum(g.nearly_free for g in own),
+        ])  # fmt: skip
+    found = [
+        [graph.name, graph.family, graph.exporter,
+         *(f"{graph.ratios[key]:.3f}" if key in graph.ratios else "-" for key in BARS),
+         graph.verdict]
+        for graph in graphs
+    ]  # fmt: skip
+    columns = ["exporter", "graphs", "correct", "refused with a way out", "outside a bar",
+               "below a tenth of the cost"]  # fmt: skip
+    of_graphs = ["model", "family", "exporter", "parameters", "FLOPs", "saved bytes", ""]
+    parts = [_HEAD, markdown(columns, summary), "", markdown(of_graphs, found)]
     if failures:
-        lines += ["", "## What could not be exported", "", "| model | exporter | words of the "
-                  "exporter |", "|---|---|---|"]  # fmt: skip
-        for facts in failures:
-            words = " ".join(facts["error"].split())[:160].replace("|", "\\|")
-            lines.append(f"| {facts['name']} | {facts['exporter']} | {words} |")
-    return "\n".join(lines) + "\n"
+        words = [" ".join(each["error"].split())[:160].replace("|", "\\|") for each in failures]
+        lost = [[f["name"], f["exporter"], said] for f, said in zip(failures, words, strict=True)]
+        parts += ["", "## What could not be exported", "",
+                  markdown(["model", "exporter", "words of the exporter"], lost)]  # fmt: skip
+    return "\n".join(parts) + "\n"
 
 
 def main() -> None:

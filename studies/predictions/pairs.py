@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.tables import markdown
 from predictor.interference import effects
 from predictor.interference.model import PREDICTED_SLOPE
 from predictor.interference.pairs import MeasuredPair
@@ -248,13 +249,11 @@ def methods(rows: Rows, pairs: list[MeasuredPair], slope: float) -> dict[str, Fl
 def section(title: str, pairs: list[MeasuredPair], slope: float) -> str:
     """Return a table for one state of knowledge."""
     rows = rows_of(pairs)
-    lines = [
-        f"### {title}",
-        "",
-        "| type of GPU | method | MAE of speed | rank correlation | best of 8 partners | above the "
-        "lower bound | sum above its bound |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    columns = [
+        "type of GPU", "method", "MAE of speed", "rank correlation", "best of 8 partners",
+        "above the lower bound", "sum above its bound",
+    ]  # fmt: skip
+    lines = []
     found = methods(rows, pairs, slope)
     for gpu in np.unique(rows.gpu):
         here = rows.gpu == gpu
@@ -262,12 +261,12 @@ def section(title: str, pairs: list[MeasuredPair], slope: float) -> str:
         for name, predicted in found.items():
             p = predicted[here]
             rank = spearman(p, own.speed)
-            lines.append(
-                f"| {gpu} | {name} | {np.abs(p - own.speed).mean():.3f} | "
-                f"{'-' if np.isnan(rank) else f'{rank:+.2f}'} | {best_of(own, p):.0%} | "
-                f"{coverage(own, p):.0%} | {coverage(*in_total(own, p)):.0%} |"
-            )
-    return "\n".join(lines) + "\n"
+            lines.append([
+                gpu, name, f"{np.abs(p - own.speed).mean():.3f}",
+                "-" if np.isnan(rank) else f"{rank:+.2f}", f"{best_of(own, p):.0%}",
+                f"{coverage(own, p):.0%}", f"{coverage(*in_total(own, p)):.0%}",
+            ])  # fmt: skip
+    return f"### {title}\n\n{markdown(columns, lines)}\n"
 
 
 _HEAD = """## Pairs

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.tables import markdown
 from predictor.interference.experience import Experience
 from predictor.interference.model import Interference
 from predictor.interference.pairs import MeasuredJob, MeasuredPair
@@ -141,16 +142,16 @@ def section(matrix: Matrix, runs: int, seeds: int) -> str:
         "## Learning on a type of GPU that no model knows",
         "",
         _NOTE.format(seeds=seeds, runs=runs),
-        f"| type of GPU | what | first {FIRST} runs | after {TAUGHT} runs | share |",
-        "|---|---|---|---|---|",
     ]
+    columns = ["type of GPU", "what", f"first {FIRST} runs", f"after {TAUGHT} runs", "share"]
+    rows = []
     for gpu, board in _BOARDS.items():
         pairs = [p for p in measured_pairs(matrix, measured_solo=True) if p.gpu_model == gpu]
         found = np.mean([errors(pairs, board, runs, seed) for seed in range(seeds)], axis=0)
         for at, what in enumerate(("utilisation, log", "speed of a pair")):
             first, taught = found[:FIRST, at].mean(), found[TAUGHT:, at].mean()
-            lines.append(f"| {gpu} | {what} | {first:.3f} | {taught:.3f} | {taught / first:.0%} |")
-    return "\n".join(lines) + "\n"
+            rows.append([gpu, what, f"{first:.3f}", f"{taught:.3f}", f"{taught / first:.0%}"])
+    return "\n".join([*lines, markdown(columns, rows)]) + "\n"
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.tables import markdown
 from predictor.load.equations import training_step
 from predictor.load.features import LOAD_FEATURES
 from predictor.training.load_evaluation import load_table, xgboost_learner
@@ -196,8 +197,6 @@ def section(all_: Shares) -> str:
         source: (all_.source == source) & (all_.learned_from | (source == "alnair"))
         for source in _SETS
     }
-    lines = [_NOTE, "| left out | method | " + " | ".join(_SETS.values()) + " |",
-             "|---|---|" + "---|" * len(_SETS)]  # fmt: skip
     errors: dict[tuple[str, str], list[float]] = {}
     with threadpool_limits(1):  # the tables are small: threads would only wait for one another
         for what, group in (("families", all_.family), ("types of GPU", all_.gpu)):
@@ -205,9 +204,9 @@ def section(all_: Shares) -> str:
                 predicted = left_out(all_, method, group)
                 found = [log_error(all_.busy[at], predicted[at]) for at in counted.values()]
                 errors[what, name] = found
-                cells = " | ".join(f"{error:.2f}" for error in found)
-                lines.append(f"| {what} | {name} | {cells} |")
-    return "\n".join([*lines, "", _verdict(errors)])
+    rows = [[*key, *(f"{error:.2f}" for error in found)] for key, found in errors.items()]
+    table = markdown(["left out", "method", *_SETS.values()], rows)
+    return "\n".join([_NOTE, table, "", _verdict(errors)])
 
 
 def _verdict(errors: dict[tuple[str, str], list[float]]) -> str:
