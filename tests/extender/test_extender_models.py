@@ -104,6 +104,15 @@ def test_a_caller_may_what_the_api_server_allows_and_nothing_else(user: str) -> 
             assert service.asked == []
 
 
+def test_a_parameter_that_there_is_not_is_refused() -> None:
+    service = Service()
+    headers = {"authorization": "Bearer viewer"}
+    answer = asked(service, lambda client: client.get("/v1/models?ns=a", headers=headers))
+    assert answer.status_code == 400
+    assert answer.json()["detail"] == "'ns' is no parameter here; there are namespace"
+    assert service.asked == []
+
+
 def test_what_the_predictor_answers_comes_back_as_it_is() -> None:
     service = Service()
     error = {"error": "no model 'm'", "hint": "push it"}
