@@ -16,8 +16,9 @@ from pydantic import ValidationError
 from node_agent.app import Agent, stamp
 from node_agent.config import REMOVED, AgentSettings
 from node_agent.deviceplugin import refuse_with_device_plugin
-from node_agent.dra.label import labelled
+from node_agent.dra.label import LabelReader, labelled
 from node_agent.extenderpods import Extender, ExtenderPods
+from node_agent.handover import HandOver
 from node_agent.monitor import Monitor
 from node_agent.publish import gpu_node
 from node_agent.tokens import TokenReviewer
@@ -128,15 +129,23 @@ def _agent(settings: AgentSettings, options: argparse.Namespace) -> Agent:
         return Agent(settings, HttpWriter(options.report_url), listen)
     client = KubeClient.load(options.kubeconfig)
     refuse_with_device_plugin(client, settings.node)
-    if settings.hand_over == "label":
-        settings = settings.model_copy(update={"hand_over": labelled(client, settings.node)})
+    by_label = settings.hand_over == "label"
     if not options.extender:
-        return Agent(settings, KubeWriter(client), listen)
+        way = labelled(client, settings.node) if by_label else settings.hand_over
+        return Agent(settings, KubeWriter(client), listen, hand_over=HandOver(way))
     file = options.extender_token
     # Read each time, since kubelet renews it.
     token = client.bearer_token if file is None else lambda: file.read_text().strip()
     pods = ExtenderPods(Extender(options.extender, client, token))
-    return Agent(settings, KubeWriter(client), listen, pods, TokenReviewer(client, pods))
+    hand_over = HandOver(
+        None if by_label else settings.hand_over, holds=lambda: pods.holds, ask=pods.ask_soon
+    )
+    label = LabelReader(client, settings.node, hand_over) if by_label else None
+    if label is not None:
+        label.look()
+    return Agent(
+        settings, KubeWriter(client), listen, pods, TokenReviewer(client, pods), hand_over, label
+    )
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
 from node_agent.config import AgentSettings
+from node_agent.dra.label import LabelReader
+from node_agent.handover import HandOver
 from node_agent.metrics import AgentCollector, ProcessFigures
 from node_agent.monitor import Monitor
 from node_agent.pods import PodDirectory
@@ -43,10 +45,13 @@ class Agent:
         listen: tuple[str, int],
         pods: PodDirectory | None = None,
         authenticator: TokenReviewer | None = None,
+        hand_over: HandOver | None = None,
+        label: LabelReader | None = None,
     ) -> None:
         self.settings = settings
         self.latest: GPUNodeStatus | None = None
-        self.monitor = Monitor(settings, pods=pods)
+        self.monitor = Monitor(settings, pods=pods, hand_over=hand_over)
+        self._label = label
         self._writer = writer
         self._pods = pods
         self._progress = Progress(authenticator)
@@ -86,6 +91,8 @@ class Agent:
         self._remember()
         if self._pods:
             self._pods.start()
+        if self._label:
+            self._label.start()
         self.server.start()
         self._publisher.start()
         log.info("agent started node=%s port=%d", self.settings.node, self.server.port)
@@ -106,6 +113,8 @@ class Agent:
             self.server.stop()
             if self._pods:
                 self._pods.stop()
+            if self._label:
+                self._label.stop()
             self.monitor.close()
             log.info("agent stopped node=%s", self.settings.node)
 
@@ -122,6 +131,7 @@ class Agent:
             known = self._writer.read(self.settings.node)
         except WriteError as error:
             log.warning("earlier report unknown node=%s error=%r", self.settings.node, str(error))
+            self.monitor.hand_over.remember(None)
             return
         if not known or not known.get("status"):
             return
@@ -130,3 +140,4 @@ class Agent:
             self.monitor.remember(report, time.monotonic())
         except ValidationError as error:  # written by another version
             log.warning("earlier report not understood error=%r", error.errors()[0]["msg"])
+            self.monitor.hand_over.remember(None)

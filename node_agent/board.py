@@ -10,6 +10,7 @@ from dataclasses import replace
 from node_agent import guard
 from node_agent.config import AgentSettings, GuardSettings
 from node_agent.foreign import Unlisted
+from node_agent.handover import DRA, DRA_QUEUE, ENVIRONMENT, UNKNOWN, Handed
 from node_agent.health import Quarantine, offered_shares
 from node_agent.nvml import Gpu, Load, Memory, Process, Sensors
 from node_agent.outofmemory import FullTimes
@@ -326,7 +327,9 @@ class Board:
                 found.append(guard.Tenant(tenant.uid, tenant.memory, info.predicted_memory))
         return found
 
-    def report(self, now_s: float, pods: PodDirectory | None, paces: dict[str, Pace]) -> GPU:
+    def report(
+        self, now_s: float, pods: PodDirectory | None, paces: dict[str, Pace], handed: Handed
+    ) -> GPU:
         """Return what is reported of the GPU; absent where it could not be read."""
         uses = []
         for uid, tenant in sorted(self.tenants.items()):
@@ -350,7 +353,7 @@ class Board:
         computing = any(process.kind != "graphics" for process in self._foreign or ())
         why = self.quarantine.reason(now_s)
         owners = sum(use.uid in self._pids for use in others) + (computing or unlisted > 0)
-        by_dra, by_queue = (self._settings.hand_over == way for way in ("dra", "dra-queue"))
+        by_dra, by_claims = handed.way in (DRA, UNKNOWN), handed.way != ENVIRONMENT
         shares, shares_reason = offered_shares(
             self._settings.shares,
             why,
@@ -363,8 +366,10 @@ class Board:
             is_slice=self.slice is not None,
             divided=self.gpu is not None and self.gpu.slice is not None and self.gpu.slice.divided,
         )
-        if by_queue and device_name(self.uuid) is None:
+        if handed.way == DRA_QUEUE and device_name(self.uuid) is None:
             shares, shares_reason = 0, UNNAMED
+        if handed.closed and shares:
+            shares, shares_reason = 0, handed.closed
         utilisation = self._utilisation.value
         return GPU(
             uuid=self.uuid,
@@ -392,7 +397,7 @@ class Board:
             health_reason=why,
             shares=0 if by_dra else shares,
             shares_reason=shares_reason or (HANDED_OVER if by_dra else ""),
-            dra_shares=shares if by_dra or by_queue else None,
+            dra_shares=shares if by_claims else None,
             memory_guarded=self._settings.guard.mode == "evict",
             pods=uses,
         )

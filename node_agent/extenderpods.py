@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from node_agent.outofmemory import unix_time
 from node_agent.pods import ContainerEnd, PodInfo
-from tandem.contracts.nodepods import NodePod, NodePodList
+from tandem.contracts.nodepods import NodeHolds, NodePod, NodePodList
 from tandem.errors import TandemError, UsageError
 from tandem.kube.client import KubeClient
 from tandem.kube.errors import KubeError
@@ -97,6 +97,8 @@ class ExtenderPods:
         self._ask = ask
         self._clock = clock
         self._random = random.Random()  # noqa: S311 - spreads load, guards no secret
+        #: What the extender that leads said last of the GPUs' ways.
+        self.holds: NodeHolds | None = None
         self._pods: dict[str, PodInfo] = {}
         self._addresses: dict[str, str] = {}
         self._looked_for: dict[str, float] = {}
@@ -132,6 +134,10 @@ class ExtenderPods:
         if any(now - self._looked_for.setdefault(uid, now) < LOOK_S for uid in uids):
             self._soon.set()
 
+    def ask_soon(self) -> None:
+        """Ask within a few seconds."""
+        self._soon.set()
+
     def refresh(self) -> bool:
         """Ask once; return whether there was an answer."""
         self._soon.clear()
@@ -140,10 +146,13 @@ class ExtenderPods:
             uid: since for uid, since in self._looked_for.items() if now - since < FORGET_LOOK_S
         }
         try:
-            listed = NodePodList.model_validate_json(self._ask()).pods
+            answer = NodePodList.model_validate_json(self._ask())
         except (AskError, ValidationError) as error:
             log.warning("pods unknown error=%r", str(error)[:500])
             return False
+        listed = answer.pods
+        if answer.holds is not None and answer.holds.leads:
+            self.holds = answer.holds
         self._pods = {pod.uid: pod_info(pod) for pod in listed}
         self._addresses = {address: pod.uid for pod in listed for address in pod.addresses}
         self.synced.set()

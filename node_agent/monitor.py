@@ -16,6 +16,7 @@ from node_agent import canary, guard
 from node_agent.attribution import Attribution
 from node_agent.board import Board
 from node_agent.config import AgentSettings
+from node_agent.handover import ENVIRONMENT, Handed, HandOver
 from node_agent.nvml import Gpu, GpuLostError, Nvml, NvmlGoneError
 from node_agent.outofmemory import FULL, OutOfMemoryLog, unix_time
 from node_agent.places import PCI_DEVICES, UNKNOWN, Place, find_places
@@ -39,6 +40,7 @@ NVML_CONDITION = "NvmlAvailable"
 READABLE_CONDITION = "AllGpusReadable"
 ASSIGNMENT_CONDITION = "AssignmentHonoured"
 VARIABLE_CONDITION = "VariableHonoured"
+WAY_CONDITION = "HandOverKnown"
 
 try:
     VERSION = version("tandem-gpu")
@@ -64,8 +66,11 @@ class Monitor:
         settings: AgentSettings,
         nvml: Nvml | None = None,
         pods: PodDirectory | None = None,
+        hand_over: HandOver | None = None,
     ) -> None:
         self.settings = settings
+        #: By which way the node's GPUs are handed over.
+        self.hand_over = hand_over or HandOver(_set_way(settings))
         self.nvml = nvml or Nvml()
         self.boards: dict[str, Board] = {}
         self.paces: dict[str, Pace] = {}
@@ -90,6 +95,7 @@ class Monitor:
 
     def remember(self, report: GPUNodeStatus, now_s: float) -> None:
         """Take an earlier report: its GPUs exist, whether NVML can be read now or not."""
+        self.hand_over.remember(report)
         self.out_of_memory.remember(report.out_of_memory, now_s)
         for gpu in report.gpus:
             size, source = gpu.memory_bytes or None, gpu.memory_source
@@ -156,11 +162,15 @@ class Monitor:
         # Who sees no GPU with `all` cannot say whether `void` makes a difference.
         if self._canary is not None and (self._canary or self.boards):
             self._condition(VARIABLE_CONDITION, stamp, self._canary, "Honoured", "NotHonoured")
+        if self.hand_over.trouble is not None:
+            trouble = self.hand_over.trouble
+            self._condition(WAY_CONDITION, stamp, trouble, "Known", "Unknown")
+        handed = self.hand_over.look(self.boards, now_s, stamp)
         return GPUNodeStatus(
             agent_version=VERSION,
             driver_version=self.nvml.driver_version or "",
             observed_at=stamp,
-            gpus=[self._report(board, now_s) for board in boards],
+            gpus=[self._report(board, now_s, handed[board.uuid]) for board in boards],
             eviction_requests=sorted(self.requests.values(), key=lambda r: (r.gpu, r.uid)),
             out_of_memory=self.out_of_memory.latest(now_s),
             conditions=list(self._conditions.values()),
@@ -287,9 +297,9 @@ class Monitor:
             board.forget_readings()
             board.quarantine.trouble(now_s, f"what it answers is not understood: {error!r}")
 
-    def _report(self, board: Board, now_s: float) -> GPU:
+    def _report(self, board: Board, now_s: float, handed: Handed) -> GPU:
         with self._alone(board, now_s):
-            return board.report(now_s, self._pods, self.paces)
+            return board.report(now_s, self._pods, self.paces, handed)
         return GPU(
             uuid=board.uuid,
             index=board.index,
@@ -300,7 +310,7 @@ class Monitor:
             health_reason=board.quarantine.reason(now_s),
             shares=0,
             shares_reason="quarantined",
-            dra_shares=0 if self.settings.hand_over in ("dra", "dra-queue") else None,
+            dra_shares=None if handed.way == ENVIRONMENT else 0,
         )
 
     def _lose(self, board: Board, now_s: float, error: GpuLostError) -> None:
@@ -396,6 +406,11 @@ class Monitor:
             message=trouble,
             last_transition_time=since,
         )
+
+
+def _set_way(settings: AgentSettings) -> str:
+    """Return the way that the settings name; without an API server there is no label."""
+    return ENVIRONMENT if settings.hand_over == "label" else settings.hand_over
 
 
 def _slice_of(gpu: Gpu) -> Slice | None:

@@ -87,8 +87,8 @@ def compare(before: GPUNodeStatus, after: GPUNodeStatus) -> Change:
 def _decisive(status: GPUNodeStatus) -> object:
     gpus = [
         (
-            gpu.uuid, gpu.number, gpu.health, gpu.health_reason, gpu.shares, gpu.numa_node,
-            gpu.nvlink_domain,
+            gpu.uuid, gpu.number, gpu.health, gpu.health_reason, gpu.shares, gpu.dra_shares,
+            gpu.numa_node, gpu.nvlink_domain,
         )
         for gpu in status.gpus
     ]  # fmt: skip

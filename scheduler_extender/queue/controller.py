@@ -24,6 +24,7 @@ from scheduler_extender.cluster.gpu_claims import ClaimRecord, GpuClaims
 from scheduler_extender.cluster.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord, Record
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.turns import Turns
+from scheduler_extender.cluster.ways import Ways
 from scheduler_extender.cluster.writes import CYCLE_WRITES, Tell, Writer
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.learning.config import LearningConfig
@@ -179,6 +180,7 @@ class Controller:
         self.inventories = Inventories(own, clock)
         self._gpu_claims = connection.gpu_claims
         self.claims = ClaimAllocator(writer, state, self._gpu_claims, clock)
+        self.ways = Ways(state, self._gpu_claims, lambda: self.leads)
         if self._gpu_claims is not None:
             self._gpu_claims.changed = self._claim_changed
         self.gates = Gates(executor, self.gangs, clock, is_given=self.claims.is_given)
@@ -265,10 +267,12 @@ class Controller:
                 self.terminations.pod_changed(record)
                 self.learning.pod_changed(record)
                 self.past.pod_changed(record.pod)
+                self._look_at_ways(record.pod.node_name)
             case GpuJobRecord():
                 self.past.take(self.gangs.by_key[record.key])
             case GpuNodeRecord():
-                if self._gpu_claims is not None and record.by_claims:
+                mixed = self._look_at_ways(record.name)
+                if not mixed and self._has_others(record):
                     self.claims.close_taken()
                 self.evictions.node_changed(record)
                 self.inventories.node_changed(record)
@@ -285,6 +289,7 @@ class Controller:
                     return
                 self.terminations.pod_gone(record)
                 self.claims.forget(record.pod)
+                self._look_at_ways(record.pod.node_name)
                 self.past.pod_gone(record.pod)
             case GpuJobRecord():
                 if not self.gangs.of_maker(record.spec.suspends, record.key):
@@ -292,6 +297,7 @@ class Controller:
             case GpuNodeRecord():
                 self.evictions.node_gone(record)
                 self.inventories.node_gone(record.name)
+                self._look_at_ways(record.name)
                 self.learning.node_gone(record)
         self._changed.set()
 
@@ -300,12 +306,41 @@ class Controller:
         for key in self.claims.gangs_of(record):
             self.work.add(key)
             self._changed.set()
-        if (record.gpus is None or gone) and self.claims.close_taken():
+        pod = self._state.pod(record.owner)
+        if pod is not None and pod.ours and pod.pod.node_name:
+            self._look_at_ways(pod.pod.node_name)
+        if record.gpus is None or gone:
+            self._close_taken()
+
+    def _close_taken(self) -> None:
+        """Close the GPUs that claims of others have, and mixed ones; some may be free again."""
+        if self.claims.close_taken():
             self.queue_state.competes = True
             self.cycles.forget_refusals()
             for key in list(self._pending.starts):
                 self.work.add(key)
             self._changed.set()
+
+    def _has_others(self, record: GpuNodeRecord) -> bool:
+        """Say whether a node that gives GPUs to jobs may have some that claims of others have."""
+        if self._gpu_claims is None:
+            return False
+        return record.by_claims or record.name in self.claims.nodes_of_others
+
+    def _look_at_ways(self, node: str) -> bool:
+        """Close the GPUs of a node that pods have by another way than new ones would.
+
+        Return whether that has changed something.
+        """
+        if self._gpu_claims is None or not node:
+            return False
+        known = {at for at in self.claims.mixed if at[0] == node}
+        mixed = self.ways.mixed(node)
+        if mixed == known:
+            return False
+        self.claims.mixed = (self.claims.mixed - known) | mixed
+        self._close_taken()
+        return True
 
     # --- cycles -------------------------------------------------------------------------------
 

@@ -7,13 +7,14 @@ with the right on all pods come their environments. docs/decisions/0037 has the 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from scheduler_extender.cluster.records import PodRecord, Record
 from scheduler_extender.cluster.state import ClusterState
-from tandem.contracts.nodepods import EndedContainer, NodePod, NodePodList
+from tandem.contracts.nodepods import EndedContainer, NodeHolds, NodePod, NodePodList
 from tandem.contracts.resources import Source
 
 #: Pods of ours that have ended are listed for their containers' exit codes: the last ones.
@@ -23,9 +24,13 @@ PODS_LISTED = 1024
 
 
 class NodePods:
-    """Follows the state: which pods are on each node."""
+    """Follows the state: which pods are on each node.
+
+    `holds` says of a node by which way its GPUs are had.
+    """
 
     def __init__(self, state: ClusterState) -> None:
+        self.holds: Callable[[str], NodeHolds | None] = lambda _: None
         self._state = state
         self._nodes: dict[str, dict[str, PodRecord]] = {}
         state.followers.append(self.follow)
@@ -52,7 +57,8 @@ class NodePods:
         )
         running = [each for each in records if not each.pod.finished][:PODS_LISTED]
         listed = sorted((*running, *ended), key=lambda one: one.key)
-        return NodePodList(pods=[self._listed(each) for each in listed])
+        pods = [self._listed(each) for each in listed]
+        return NodePodList(pods=pods, holds=self.holds(node))
 
     def _listed(self, record: PodRecord) -> NodePod:
         pod = record.pod

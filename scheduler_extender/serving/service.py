@@ -221,6 +221,7 @@ async def running(
     )
     queue_metrics.watch(QueueFigures(controller))
     binder.mismatch = controller.claims.mismatch
+    node_pods.holds = controller.ways.holds
 
     def use_levels(found: tuple[str, ...]) -> None:
         state.use_levels(found)

@@ -57,6 +57,10 @@ class ClaimAllocator:
         self._state = state
         self._known = known
         self._clock = clock
+        #: GPUs whose pods have them by another way than their nodes have now: see `cluster.ways`.
+        self.mixed: set[tuple[str, str]] = set()
+        #: Nodes with GPUs that claims have which Tandem did not make.
+        self.nodes_of_others: frozenset[str] = frozenset()
         self._writing: set[str] = set()  # uids of pods
         #: Pods on no node whose claims were allocated before this term: written anew, so that no
         #: write of an earlier leader can take effect any more.
@@ -118,22 +122,24 @@ class ClaimAllocator:
     # --- claims of others ---------------------------------------------------------------------
 
     def close_taken(self) -> bool:
-        """Let the queue give no GPU that a claim has which Tandem did not make.
+        """Let the queue give no GPU that a claim has which Tandem did not make, nor a mixed one.
 
         Return whether some are to be had again.
         """
         if self._known is None:
             return False
-        taken = set()
+        taken, others = set(self.mixed), set()
         for allocation in self._known.strangers():
+            others.add(allocation.node)
             node = self._state.gpu_nodes().get(("", allocation.node))
-            if node is not None and node.by_claims:
+            if node is not None and any(gpu.shares for gpu in node.gpus):
                 devices = {device for device, _ in allocation.devices}
                 taken |= {
                     (node.name, gpu.uuid)
                     for gpu in node.gpus
                     if claims.device_name(gpu.uuid) in devices
                 }
+        self.nodes_of_others = frozenset(others)
         return self._state.take_gpus(frozenset(taken))
 
     # --- what is done about a gang --------------------------------------------------------------
