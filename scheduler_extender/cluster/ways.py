@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from scheduler_extender.cluster.gpu_claims import GpuClaims
 from scheduler_extender.cluster.ledger import Hold
+from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.state import ClusterState
 from tandem.contracts.claims import device_name
 from tandem.contracts.nodepods import NodeHolds
@@ -31,6 +32,7 @@ class Ways:
         self._state = state
         self._claims = claims
         self._leads = leads
+        self._nodes: set[str] = set()  # that gave GPUs by claims when they were last looked at
 
     def _by_claims(self, uid: str) -> bool | None:
         """Say whether a pod has its GPUs by a claim; None where its claim is not known.
@@ -82,6 +84,21 @@ class Ways:
             by_others=others,
             **{name: sorted(gpus) for name, gpus in found.items()},
         )
+
+    def changed(self, node: str) -> set[Key]:
+        """Return the gangs planned onto a node whose way is another than when last asked.
+
+        The claims of their pods are to be written anew.
+        """
+        record = self._state.gpu_nodes().get(("", node))
+        by_claims = record is not None and record.by_claims
+        if (node in self._nodes) is by_claims:
+            return set()
+        self._nodes ^= {node}
+        gpus = record.gpus if record is not None else ()
+        uids = {uid for gpu in gpus for uid in self._state.ledger.holders(node, gpu.uuid)}
+        pods = map(self._state.pod, uids)
+        return {pod.gpujob for pod in pods if pod is not None and not pod.pod.node_name}
 
     def mixed(self, node: str) -> set[GpuAt]:
         """Return the GPUs of a node whose pods have them by another way than new pods would."""

@@ -334,6 +334,8 @@ class Controller:
         """
         if self._gpu_claims is None or not node:
             return False
+        for gang in self.ways.changed(node):
+            self.work.add(gang)
         known = {at for at in self.claims.mixed if at[0] == node}
         mixed = self.ways.mixed(node)
         if mixed == known:
