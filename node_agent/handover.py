@@ -128,8 +128,8 @@ class HandOver:
         if holds is None or not holds.leads or holds.report_s < closed.reported_s - _ROUNDING_S:
             return "the extender has not answered yet which pods have it"
         by_dra = way in (DRA, UNKNOWN)
-        if by_dra and target != DRA and holds.by_others is None:
-            return "claims are known where scheduler.extender.config.admission.gpu_claims is on"
+        if holds.by_others is None and (target == DRA_QUEUE or (by_dra and target != DRA)):
+            return "scheduler.extender.config.admission.gpu_claims is off, and is to be on for this"
         if target != DRA and uuid in (holds.by_others or ()):
             return "a claim that kube-scheduler has allocated is to end first"
         others = list(holds.unknown)

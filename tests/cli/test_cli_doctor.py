@@ -21,7 +21,7 @@ from tandem.cli.doctor.cluster import (
 from tandem.cli.doctor.command import CHECKS
 from tandem.cli.doctor.findings import Finding, Outcome, examine
 from tandem.cli.main import build_app
-from tandem.contracts import names
+from tandem.contracts import claims, names
 from tandem.errors import TandemError
 from tandem.kube.access import ACCESS_REVIEWS
 from tandem.kube.errors import Forbidden, Gone, unreachable
@@ -34,6 +34,7 @@ from tandem.kube.resource import (
     NAMESPACES,
     NODES,
     PODS,
+    RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     RUNTIME_CLASSES,
     SECRETS,
@@ -465,6 +466,52 @@ def test_settings_that_name_no_topology_are_fine(text: str) -> None:
     data = {"extender.yaml": text} if text else {}
     site.api.create(CONFIG_MAPS, {"metadata": {"name": "tandem-scheduler"}, "data": data}, SYSTEM)
     assert not of(examined(site), Outcome.FAILED)
+
+
+def test_the_driver_stays_on_a_node_until_its_last_claim_is_gone() -> None:
+    site = Site()
+
+    def said() -> list[Finding]:
+        return [each for each in examined(site) if names.HAND_OVER_LABEL in each.says + each.do]
+
+    site.api.create(DEVICE_CLASSES, {"metadata": {"name": names.GROUP}})
+    assert not said()
+    wanted = claims.planned("uid", "gpu-0", ["GPU-9"], by_claims=True)
+    capacity = {"gpu-9": {"shares": "1"}}
+    body = claims.body("c", "team", "p", "uid", 1)
+    del body["metadata"]["finalizers"]
+    body["status"] = {"allocation": claims.written(wanted, capacity, "2026-01-01T00:00:00Z")}
+    site.api.create(RESOURCE_CLAIMS, body)
+    (lost,) = said()
+    assert lost.outcome is Outcome.FAILED
+    assert lost.do == "kubectl label node gpu-0 tandem.gpu/hand-over=environment"
+
+    def label(way: str) -> None:
+        site.change(NODES, "gpu-0", {"metadata": {"labels": {names.HAND_OVER_LABEL: way}}})
+
+    label("environment")
+    (stays,) = said()
+    assert (stays.outcome, "1 of the claims" in stays.says) == (Outcome.WARNING, True)
+    site.api.delete(RESOURCE_CLAIMS, "c", "team")
+    (free,) = said()
+    assert (free.outcome, "may be removed" in free.says) == (Outcome.OK, True)
+    label("dra-queue")
+    assert not said()
+
+
+def test_a_label_that_is_no_way_and_a_gpu_that_goes_over_are_named() -> None:
+    site = Site()
+    message = "Node gpu-0 has the label tandem.gpu/hand-over=x. Write dra or dra-queue."
+    said = condition("HandOverKnown", "False", message)
+    why = "it moves from environment to dra-queue: the pods that have it now are to end first"
+    moving = gpu("GPU-9", shares=0, sharesReason=why)
+    site.change(GPU_NODES, "gpu-0", {"status": {"conditions": [said], "gpus": [moving]}})
+    found = [each for each in examined(site) if each.check == "GPUs"]
+    (failed,) = of(found, Outcome.FAILED)
+    assert message in failed.says
+    assert "--overwrite" in failed.do
+    (warned,) = of(found, Outcome.WARNING)
+    assert why in warned.says
 
 
 def test_a_scheduler_of_the_users_own_needs_no_lease() -> None:

@@ -101,6 +101,10 @@ def test_with_the_driver_there_is_all_of_it_in_the_namespace_of_the_agents() -> 
     (driver,) = daemons["spec"]["template"]["spec"]["containers"]
     assert driver["image"].startswith("tandem-agent:")
     assert driver["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    # Of any value: it stays on a node that goes back to the environment, for the claims there.
+    node = daemons["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = node["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [{"key": names.HAND_OVER_LABEL, "operator": "Exists"}]
 
 
 @pytest.mark.parametrize(

@@ -108,10 +108,14 @@ def test_from_dra_late_allocations_of_kube_scheduler_are_awaited(new):
     assert (found[G].way, found[H].way) == (DRA, new)
 
 
-def test_from_dra_nothing_goes_over_where_the_extender_does_not_know_claims():
-    world = World(DRA)
-    world.moves(ENVIRONMENT)
+@pytest.mark.parametrize(("old", "new"), PAIRS)
+def test_what_needs_claims_does_not_go_over_where_the_extender_does_not_know_them(old, new):
+    world = World(old)
+    world.moves(new)
     world.extender.says(by_others=None)
+    if new != DRA_QUEUE and old != DRA:
+        assert world.look(2 * SETTLE_S)[G].closed == ""
+        return
     assert "admission.gpu_claims" in world.look(2 * SETTLE_S)[G].closed
 
 
