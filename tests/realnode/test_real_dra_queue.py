@@ -65,7 +65,8 @@ class Cluster:
         for node in (BY_CLAIMS, BY_VARIABLE):
             account = self.installation.agent_account(node)
             self._start(node, f"agent-{node}", "-m", "node_agent", "--node", node,
-                        "--kubeconfig", str(account), "--hand-over=label")  # fmt: skip
+                        "--kubeconfig", str(account), "--hand-over=label",
+                        "--extender", self.installation.extender_address)  # fmt: skip
         self.start_driver()
         path = f"/apis/{names.API_VERSION}/gpunodes/{{}}"
         for node in (BY_CLAIMS, BY_VARIABLE):
@@ -119,6 +120,25 @@ class Cluster:
     def files(self, node: str = BY_CLAIMS) -> list[str]:
         found = self.node(node).execute("ls", "/var/run/cdi").stdout.split()
         return [name for name in found if name.startswith(DRIVER)]
+
+    # --- ways ---------------------------------------------------------------------------------
+
+    def label(self, way: str) -> None:
+        self.plane.kubectl(
+            "label", "node", BY_CLAIMS, f"{names.HAND_OVER_LABEL}={way}", "--overwrite"
+        )
+
+    def await_report(self, reason: str) -> None:
+        """Wait until the agent says why the GPU takes no job; '' where it takes some."""
+        path = f"/apis/{names.API_VERSION}/gpunodes/{BY_CLAIMS}"
+
+        def said() -> bool:
+            (gpu,) = self.plane.http.get(path).json()["status"]["gpus"]
+            if not reason:
+                return bool(gpu["shares"])
+            return gpu["shares"] == 0 and gpu.get("sharesReason", "").startswith(reason)
+
+        wait_until(said, f"the agent reports {reason or 'shares'}", timeout_s=120)
 
     # --- jobs ---------------------------------------------------------------------------------
 
@@ -276,6 +296,46 @@ def test_driver_kubelet_containerd_and_extender_restart_under_a_running_job(
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     (status,) = after["status"]["containerStatuses"]
     assert status["restartCount"] == 0
+
+
+def test_running_jobs_go_on_while_their_node_goes_to_the_environment_and_back(
+    cluster: Cluster,
+) -> None:
+    cluster.submit("by-claim", BY_CLAIMS)
+    assert cluster.said("by-claim") == GPU
+    before = cluster.pod("by-claim")
+    cluster.label("environment")
+    cluster.await_report("it moves from dra-queue to environment")
+    cluster.submit("by-variable", BY_CLAIMS)
+    print(cluster.waits("by-variable"))
+    cluster.node(BY_CLAIMS).restart("containerd")
+    cluster.node(BY_CLAIMS).restart("kubelet")
+    cluster.driver.kill()
+    cluster.start_driver()
+    after = cluster.pod("by-claim")
+    assert before is not None
+    assert after is not None
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert [each["restartCount"] for each in after["status"]["containerStatuses"]] == [0]
+    assert len(cluster.files()) == 1, "what is prepared for it stays"
+    cluster.delete("by-claim")
+    assert cluster.said("by-variable") == GPU
+    assert cluster.files() == []
+    assert not cluster.claim("by-variable")["status"]["allocation"]["devices"].get("results")
+    before = cluster.pod("by-variable")
+    cluster.label("dra-queue")
+    cluster.await_report("it moves from environment to dra-queue")
+    cluster.submit("again", BY_CLAIMS)
+    print(cluster.waits("again"))
+    after = cluster.pod("by-variable")
+    assert before is not None
+    assert after is not None
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert after["status"]["phase"] == "Running"
+    cluster.delete("by-variable")
+    assert cluster.said("again") == GPU
+    assert len(cluster.files()) == 1
+    cluster.await_report("")
 
 
 def test_a_claim_by_hand_gets_no_gpu_of_the_queue(cluster: Cluster) -> None:
