@@ -80,7 +80,8 @@ class AgentSettings(Section):
     `hand_over` says how GPUs reach containers: by a variable in their environment, or by the DRA
     driver of the node (`node_agent.dra`), which then hands over all of them: `dra` to claims that
     kube-scheduler allocates, `dra-queue` to jobs of Tandem's queue. `label`: as the Node's label
-    `tandem.gpu/hand-over` says when the agent starts, `environment` without one.
+    `tandem.gpu/hand-over` says, `environment` without one. A GPU that has pods by another way goes
+    over when these have ended.
     """
 
     node: Annotated[str, Field(min_length=1)]

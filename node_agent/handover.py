@@ -24,7 +24,7 @@ UNKNOWN = ""
 #: A claim that kube-scheduler allocates by what it knew before the device was withdrawn is written
 #: within this time. One that comes later closes the GPU again.
 SETTLE_S = 30.0
-#: A GPU that was closed is asked about soon for so long; then with the rest, and when a pod leaves.
+#: How long a closed GPU is asked about soon; then with the rest, and when a pod leaves.
 ASK_SOON_S = 30.0
 #: Times of reports are written with milliseconds.
 _ROUNDING_S = 0.0005
@@ -57,7 +57,7 @@ class HandOver:
         holds: Callable[[], NodeHolds | None] | None = None,
         ask: Callable[[], None] = lambda: None,
     ) -> None:
-        #: Set by whoever reads the Node's label, in any thread.
+        #: Set by the reader of the Node's label, in its thread.
         self.target = target
         #: What is wrong with the label; None where none is read.
         self.trouble: str | None = None
@@ -65,11 +65,11 @@ class HandOver:
         self._ask = ask
         self._ways: dict[str, str] = {}
         self._closed: dict[str, _Closed] = {}
-        self._told = True
+        self._has_report = True
 
     def remember(self, report: GPUNodeStatus | None) -> None:
         """Take the ways of an earlier report; None where there may be one that is not known."""
-        self._told = report is not None
+        self._has_report = report is not None
         if report is not None and self._holds is not None:
             self._ways = {gpu.uuid: way_of(gpu) for gpu in report.gpus}
 
@@ -85,7 +85,7 @@ class HandOver:
     def _handed(self, uuid: str, now_s: float, stamp: str, holds: NodeHolds | None) -> Handed:
         target = self.target
         if uuid not in self._ways:
-            fresh = target if self._told or self._holds is None else UNKNOWN
+            fresh = target if self._has_report or self._holds is None else UNKNOWN
             if fresh is None:
                 return Handed(UNKNOWN, "how its node hands GPUs over is not known")
             self._ways[uuid] = fresh

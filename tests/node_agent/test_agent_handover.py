@@ -196,7 +196,7 @@ def test_an_agent_that_starts_in_the_middle_goes_on(old, new):
     world.moves(new)
     world.extender.says(**{HELD[old]: [G]})
     world.look(SETTLE_S)
-    # Closed devices are reported in the same way whoever allocates them.
+    # Closed devices are reported in the same way, of the queue and of kube-scheduler.
     before = UNKNOWN if old in (DRA, DRA_QUEUE) else old
     world.hand_over = world.agent(new)
     world.hand_over.remember(GPUNodeStatus.model_validate(
