@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -36,6 +37,22 @@ BY_CLAIMS, BY_VARIABLE = "real-0", "real-1"
 GPU, OTHER_GPU = "GPU-real-0-0", "GPU-real-1-0"
 SMALL = {"memory": "20Gi", "utilization": "20"}
 NAMESPACE = "jobs"
+#: On a node: leads `localhost`, a name in the extender's certificate, to the machine.
+RELAY = """
+import asyncio, sys
+host, port = sys.argv[1], int(sys.argv[2])
+async def copy(reader, writer):
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+async def relay(reader, writer):
+    there, back = await asyncio.open_connection(host, port)
+    await asyncio.gather(copy(reader, back), copy(there, writer), return_exceptions=True)
+async def main():
+    await (await asyncio.start_server(relay, "127.0.0.1", port)).serve_forever()
+asyncio.run(main())
+"""
 #: GPU-seconds after which a job gives way to a new one.
 BOUNDARY_GPU_S = 15.0
 
@@ -58,12 +75,19 @@ class Cluster:
         self.plane = plane
         self.installation = Installation(plane, folder, values=_values())
         self._drivers = 0
-        self.installation.install()
+        port = urlsplit(self.installation.extender_address).port
+        #: Of the extender, which agents reach from their nodes.
+        self.settings = {"public": {"host": "0.0.0.0", "port": port}}
+        self.installation.install(self.settings)
         self.plane.kubectl("create", "namespace", NAMESPACE)
         objects = list(yaml.safe_load_all(MANIFEST.read_text()))
         self.plane.apply([each for each in objects if each["kind"] != "DaemonSet"])
         for node in (BY_CLAIMS, BY_VARIABLE):
             account = self.installation.agent_account(node)
+            machine = urlsplit(
+                yaml.safe_load(account.read_text())["clusters"][0]["cluster"]["server"]
+            )
+            self._start(node, f"relay-{node}", "-c", RELAY, str(machine.hostname), str(port))
             self._start(node, f"agent-{node}", "-m", "node_agent", "--node", node,
                         "--kubeconfig", str(account), "--hand-over=label",
                         "--extender", self.installation.extender_address)  # fmt: skip
@@ -287,7 +311,7 @@ def test_driver_kubelet_containerd_and_extender_restart_under_a_running_job(
     cluster.node(BY_CLAIMS).restart("containerd")
     cluster.node(BY_CLAIMS).restart("kubelet")
     cluster.plane.processes["extender"].kill()
-    cluster.installation.start_extender({})
+    cluster.installation.start_extender(cluster.settings)
     cluster.submit("next", BY_CLAIMS)
     assert cluster.said("next") == GPU
     after = cluster.pod("stays")
