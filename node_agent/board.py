@@ -14,7 +14,7 @@ from node_agent.handover import DRA, DRA_QUEUE, ENVIRONMENT, UNKNOWN, Handed
 from node_agent.health import Quarantine, offered_shares
 from node_agent.nvml import Gpu, Load, Memory, Process, Sensors
 from node_agent.outofmemory import FullTimes
-from node_agent.places import UNKNOWN
+from node_agent.places import UNKNOWN_PLACE
 from node_agent.pods import PodDirectory, PodInfo
 from node_agent.progress import Pace
 from node_agent.tenant import WINDOW_S, Tenant
@@ -67,7 +67,7 @@ class Board:
         self.memory_bytes = memory_bytes
         self.memory_source = memory_source
         #: Where it is in the node, as it was last read.
-        self.place = UNKNOWN
+        self.place = UNKNOWN_PLACE
         self.gpu: Gpu | None = None
         #: The session with NVML has been opened anew since the load was read.
         self.gpu_is_new = False

@@ -19,7 +19,7 @@ from node_agent.config import AgentSettings
 from node_agent.handover import ENVIRONMENT, Handed, HandOver
 from node_agent.nvml import Gpu, GpuLostError, Nvml, NvmlGoneError
 from node_agent.outofmemory import FULL, OutOfMemoryLog, unix_time
-from node_agent.places import PCI_DEVICES, UNKNOWN, Place, find_places
+from node_agent.places import PCI_DEVICES, UNKNOWN_PLACE, Place, find_places
 from node_agent.pods import PodDirectory, PodInfo
 from node_agent.progress import Pace
 from node_agent.unified import system_bytes
@@ -207,7 +207,7 @@ class Monitor:
             board.gpu = found.get(uuid)
             board.gpu_is_new = True
             if board.gpu is not None:
-                board.place = places.get(uuid, UNKNOWN)
+                board.place = places.get(uuid, UNKNOWN_PLACE)
             if board.gpu is not None:
                 board.index, board.slice = board.gpu.index, _slice_of(board.gpu)
                 self._find_size(board, board.gpu)

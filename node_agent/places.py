@@ -30,7 +30,7 @@ class Place:
     nvlink_domain: int | None = None
 
 
-UNKNOWN = Place()
+UNKNOWN_PLACE = Place()
 
 
 def find_places(gpus: Sequence[Gpu], pci_devices: Path) -> dict[str, Place]:
@@ -63,7 +63,7 @@ def find_places(gpus: Sequence[Gpu], pci_devices: Path) -> dict[str, Place]:
         )
         for gpu in gpus
     }
-    return {uuid: place for uuid, place in found.items() if place != UNKNOWN}
+    return {uuid: place for uuid, place in found.items() if place != UNKNOWN_PLACE}
 
 
 def nvlink_domains(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from node_agent.dra import DRIVER
-from node_agent.places import UNKNOWN, Place
+from node_agent.places import UNKNOWN_PLACE, Place
 from tandem.contracts.claims import QUEUE_TAINT, device_name
 from tandem.contracts.resources import GPU, GPUNodeStatus, Health
 
@@ -48,7 +48,7 @@ def devices(
     """
     gpus = {gpu.uuid: gpu for gpu in status.gpus}
     return [
-        _device(name, gpus[uuid], places.get(uuid, UNKNOWN), status.driver_version)
+        _device(name, gpus[uuid], places.get(uuid, UNKNOWN_PLACE), status.driver_version)
         for name, uuid in sorted(inventory(status).items())
         if uuid not in taken and _is_offered(gpus[uuid])
     ]
