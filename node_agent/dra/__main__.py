@@ -77,7 +77,9 @@ def run(client: KubeClient, node: str, kubelet: Path, cdi_folder: Path) -> int:
         signal.signal(number, lambda *_: stopping.set())
     publisher = SlicePublisher(node, client, Places())
     toolkit = cdi.Toolkit([cdi.STATIC_FOLDER, cdi_folder])
-    driver = Driver(node, client, cdi.Specs(cdi_folder), toolkit, publisher.inventory)
+    driver = Driver(
+        node, client, cdi.Specs(cdi_folder), toolkit, publisher.inventory, publisher.way
+    )
     watches = [
         Reflector(
             client,

@@ -71,6 +71,10 @@ class Specs:
         except OSError as error:
             raise ClaimError(f"the CDI file of the claim is not written: {error}") from error
 
+    def has(self, uid: str) -> bool:
+        """Say whether a claim is prepared."""
+        return self._path(uid).exists()
+
     def remove(self, uid: str) -> None:
         """Remove what there is of a claim.
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from node_agent.dra.cdi import TOOLKIT_KIND, Specs, Toolkit, device_id
 from node_agent.dra.claims import ClaimError, ClaimRef, Given, given
+from node_agent.handover import DRA, DRA_QUEUE, UNKNOWN
+from tandem.contracts.claims import asks_us
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import KubeError, NotFound
 from tandem.kube.resource import RESOURCE_CLAIMS
@@ -31,7 +33,7 @@ class Driver:
     """Prepares the claims of one node; safe to use from many threads.
 
     `inventory` returns the UUIDs of the node's GPUs by the names of their devices, None before they
-    are known.
+    are known, and `way` how a GPU is handed over by what was reported last.
     """
 
     def __init__(
@@ -41,12 +43,14 @@ class Driver:
         specs: Specs,
         toolkit: Toolkit,
         inventory: Callable[[], Mapping[str, str] | None],
+        way: Callable[[str], str] = lambda _: UNKNOWN,
     ) -> None:
         self.node = node
         self._api = api
         self._specs = specs
         self._toolkit = toolkit
         self._inventory = inventory
+        self._way = way
         #: One change of the files at a time.
         self._lock = threading.Lock()
 
@@ -67,6 +71,7 @@ class Driver:
         if not devices:
             return []
         uuids = self._uuids(devices)
+        self._check_way(ref, uuids, queued=asks_us(claim))
         by_toolkit = uuids.keys() <= self._toolkit.names()
         if not by_toolkit and len({device.request for device in devices}) > 1:
             # Each request would set the variable, and a container would have the last one's GPUs.
@@ -114,6 +119,23 @@ class Driver:
                 continue
             if not kept:
                 self.unprepare(ref)
+
+    def _check_way(self, ref: ClaimRef, uuids: Iterable[str], *, queued: bool) -> None:
+        """Refuse a claim that comes to a GPU after it went over to another way.
+
+        kube-scheduler or an extender may write one by what it knew before. A claim that was
+        prepared is that of a pod that has the GPU: asked again, it gets it again.
+        """
+        other = DRA if queued else DRA_QUEUE
+        if self._specs.has(ref.uid):
+            return
+        for uuid in uuids:
+            if self._way(uuid) == other:
+                givers = "kube-scheduler gives" if queued else "Tandem's queue gives"
+                raise ClaimError(
+                    f"{givers} the GPU {uuid} now (hand-over={other}): delete the pod, so that it"
+                    " gets another"
+                )
 
     def _uuids(self, devices: list[Given]) -> dict[str, str]:
         """Return the devices' names by the UUIDs of the GPUs that they are."""

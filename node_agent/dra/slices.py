@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from node_agent.dra import DRIVER
 from node_agent.dra.devices import devices, inventory
+from node_agent.handover import UNKNOWN, way_of
 from node_agent.places import Place
 from tandem.contracts.resources import GPUNodeStatus
 from tandem.kube.api import ClusterApi
@@ -60,6 +61,11 @@ class SlicePublisher:
         """Return the UUIDs of the GPUs by the names of their devices; None before a report."""
         report = self._report
         return None if report is None else inventory(report)
+
+    def way(self, uuid: str) -> str:
+        """Return how a GPU is handed over, by the last report."""
+        gpus = self._report.gpus if self._report is not None else ()
+        return next((way_of(gpu) for gpu in gpus if gpu.uuid == uuid), UNKNOWN)
 
     # --- what is watched ----------------------------------------------------------------------
 

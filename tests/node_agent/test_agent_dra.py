@@ -34,13 +34,21 @@ class Kubelet:
         self.api = MemoryCluster()
         self.cdi = folder / "cdi"
         self.inventory = dict(GPUS)
+        self.ways = {}
         self.said = []
         self.folder = folder / "kubelet"
         self.start()
 
     def start(self):
         toolkit = Toolkit([self.cdi])
-        self.driver = Driver(NODE, self.api, Specs(self.cdi), toolkit, lambda: self.inventory)
+        self.driver = Driver(
+            NODE,
+            self.api,
+            Specs(self.cdi),
+            toolkit,
+            lambda: self.inventory,
+            lambda uuid: self.ways.get(uuid, ""),
+        )
         self.services = Services(self.driver, self.folder, self.said.append)
         self.services.start()
 
@@ -59,8 +67,13 @@ class Kubelet:
             socket, REGISTRATION_SERVICE, method, REGISTRATION[request](), REGISTRATION[answer]
         )
 
-    def claim(self, *results, name="c0"):
-        body = {"metadata": {"name": name}, "status": allocated(*results)}
+    def claim(self, *results, name="c0", of="tandem.gpu"):
+        requests = [{"name": "gpu", "exactly": {"deviceClassName": of}}]
+        body = {
+            "metadata": {"name": name},
+            "spec": {"devices": {"requests": requests}},
+            "status": allocated(*results),
+        }
         uid = self.api.create(RESOURCE_CLAIMS, body, "team")["metadata"]["uid"]
         return DRA["Claim"](namespace="team", name=name, uid=uid)
 
@@ -136,6 +149,36 @@ def test_prepared_again_after_a_restart_the_answer_is_the_same(kubelet):
     assert len(kubelet.files()) == 1
     (cdi,) = set(before.devices[0].cdi_device_ids)
     assert kubelet.environment(cdi) == {"NVIDIA_VISIBLE_DEVICES": "GPU-A,GPU-B"}
+
+
+@pytest.mark.parametrize(
+    ("way", "of", "fine"),
+    [
+        ("dra-queue", "queue.tandem.gpu", True),
+        ("dra-queue", "tandem.gpu", False),
+        ("dra", "tandem.gpu", True),
+        ("dra", "queue.tandem.gpu", False),
+        ("", "tandem.gpu", True),  # closed: it is on its way
+        ("", "queue.tandem.gpu", True),
+        ("environment", "queue.tandem.gpu", True),  # planned before its node was another
+    ],
+)
+def test_a_claim_that_comes_after_its_gpu_went_over_is_refused(kubelet, way, of, fine):
+    kubelet.ways["GPU-A"] = way
+    claim = kubelet.claim(result("gpu-a"), of=of)
+    error = kubelet.prepare(claim)[claim.uid].error
+    assert (error == "") == fine
+    assert fine or f"hand-over={way}" in error
+    assert bool(kubelet.files()) == fine
+
+
+def test_a_pod_that_has_its_gpu_keeps_it_when_the_gpu_goes_over(kubelet):
+    """Kubelet asks again when it is restarted."""
+    kubelet.ways["GPU-A"] = "dra"
+    claim = kubelet.claim(result("gpu-a"))
+    before = kubelet.prepare(claim)[claim.uid]
+    kubelet.ways["GPU-A"] = "dra-queue"
+    assert kubelet.prepare(claim)[claim.uid] == before
 
 
 def test_unprepare_leaves_nothing_and_may_be_asked_twice(kubelet):
