@@ -166,13 +166,19 @@ class Cluster:
 
     # --- jobs ---------------------------------------------------------------------------------
 
-    def submit(self, name: str, node: str = "", **notes: str) -> None:
-        container = {"name": "main", "image": IMAGE, "resources": {"limits": {names.RESOURCE: 1}}}
+    def submit(
+        self, name: str, node: str = "", by: dict[str, str] | None = None, **notes: str
+    ) -> None:
+        """Apply a job of one GPU; `by` names a claim or a template by which it asks."""
+        asks = {"claims": [{"name": "card"}]} if by else {"limits": {names.RESOURCE: 1}}
+        container = {"name": "main", "image": IMAGE, "resources": asks}
         template: dict[str, Any] = {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 5,
             "containers": [container],
         }
+        if by:
+            template["resourceClaims"] = [{"name": "card"} | by]
         if node:
             template["nodeSelector"] = {"kubernetes.io/hostname": node}
         annotations = {f"{names.GROUP}/{key}": value for key, value in (notes or SMALL).items()}
@@ -362,7 +368,38 @@ def test_running_jobs_go_on_while_their_node_goes_to_the_environment_and_back(
     cluster.await_report("")
 
 
-def test_a_claim_by_hand_gets_no_gpu_of_the_queue(cluster: Cluster) -> None:
+def test_pods_that_ask_by_claims_of_users_share_the_gpu_in_the_queues_order(
+    cluster: Cluster,
+) -> None:
+    requests = [{"name": "any", "exactly": {"deviceClassName": names.QUEUE_CLASS}}]
+    spec = {"devices": {"requests": requests}}
+    metadata = {"name": "by-hand", "namespace": NAMESPACE}
+    version = {"apiVersion": "resource.k8s.io/v1", "metadata": metadata}
+    claim = version | {"kind": "ResourceClaim", "spec": spec}
+    template = version | {"kind": "ResourceClaimTemplate", "spec": {"spec": spec}}
+    cluster.plane.apply([claim, template])
+    try:
+        cluster.submit("template", BY_CLAIMS, {"resourceClaimTemplateName": "by-hand"})
+        cluster.submit("claim", BY_CLAIMS, {"resourceClaimName": "by-hand"})
+        assert [cluster.said(name) for name in ("template", "claim")] == [GPU, GPU]
+        uids = {cluster.pod(name)["metadata"]["uid"] for name in ("template", "claim")}
+        reserved = [cluster.claim(name)["status"]["reservedFor"] for name in ("template", "claim")]
+        assert {each["uid"] for (each,) in reserved} == uids
+        cluster.delete("claim")
+
+        def free() -> bool:
+            found = cluster.plane.get("resourceclaim", "by-hand", "-n", NAMESPACE)
+            return "allocation" not in found.get("status", {})
+
+        wait_until(free, "the user's claim is free again", timeout_s=120)
+    finally:
+        cluster.plane.kubectl(
+            "delete", "resourceclaim/by-hand", "resourceclaimtemplate/by-hand", "-n", NAMESPACE,
+            "--wait=false",
+        )  # fmt: skip
+
+
+def test_a_claim_of_the_other_class_gets_no_gpu_of_the_queue(cluster: Cluster) -> None:
     requests = [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]
     body = {
         "apiVersion": "resource.k8s.io/v1",

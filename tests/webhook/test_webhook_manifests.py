@@ -14,7 +14,7 @@ from field_manifests import GPU, USES, answers, ask, is_known, manifests, outcom
 from tandem.contracts import names
 from tandem.contracts.annotations import parse_demand
 
-SHARED = field_manifests.PAGE.parents[2] / "shared" / "crds"
+SHARED = field_manifests.PAGE.parents[3] / "shared" / "crds"
 #: A refusal says one of these.
 REMEDY = re.compile(r"\b(write|remove|use|leave it out|did you mean|must be)\b")
 ADMITTED = [
