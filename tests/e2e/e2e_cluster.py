@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import secrets
 import subprocess
@@ -37,12 +38,20 @@ BOARD = "Tesla P100-PCIE-16GB"
 BOARD_BYTES = 32 << 30
 
 
+#: How the nodes hand GPUs over: `environment`, `dra-queue`, or `half` of them each way. A story
+#: says the same of each (`make test` runs them by the environment).
+HAND_OVER = os.environ.get("TANDEM_HAND_OVER", "environment")
+
+
 class TandemCluster:
     """Tandem on a control plane, and the GPUs that its agents see."""
 
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
         self.plane = plane
-        self.installation = Installation(plane, folder)
+        self._by_claims = HAND_OVER != "environment"
+        config = {"admission": {"gpu_claims": True}}
+        values = {"scheduler": {"extender": {"config": config}}} if self._by_claims else None
+        self.installation = Installation(plane, folder, values=values)
         self._folder = folder
 
     def start(
@@ -53,14 +62,16 @@ class TandemCluster:
     ) -> None:
         self.installation.install(settings or SETTINGS)
         library = build(self._folder)
-        for node in nodes:
+        for number, node in enumerate(nodes):
             state = self._folder / f"{node}.gpus"
             boards = [
                 StubGpu(f"GPU-{node}-{i}", name=BOARD, memory=BOARD_BYTES)
                 for i in range(gpus_per_node)
             ]
             StubState(gpus=boards).write(state)
-            self.installation.start_agent(node, environment(library, state), {"shares": 3})
+            by_claims = self._by_claims and not (HAND_OVER == "half" and number % 2)
+            way = {"hand_over": "dra-queue"} if by_claims else {}
+            self.installation.start_agent(node, environment(library, state), {"shares": 3} | way)
 
     # --- what a user does ---------------------------------------------------------------------
 
