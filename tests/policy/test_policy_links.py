@@ -16,6 +16,7 @@ from tandem.policy.cluster import GpuArrays, Links
 from tandem.policy.job import Job
 from tandem.policy.jobs import JobArrays
 from tandem.policy.links import connect, connected_rows, nearest
+from tandem.policy.pipeline import Pipeline
 from tandem.policy.units import Bools, Ints
 
 PIPELINE = load_profile("fifo").pipeline()
@@ -154,10 +155,9 @@ def test_a_reserved_gpu_is_not_taken() -> None:
 
 
 def test_a_gpu_that_the_job_may_not_have_is_not_taken() -> None:
-    class NotFour(type(PIPELINE)):  # type: ignore[misc]
+    class NotFour(Pipeline):
         def narrowed(self, among: Bools, job: Job, gpus: GpuArrays) -> Bools:
-            found: Bools = super().narrowed(among, job, gpus) & (gpus.place != 4)
-            return found
+            return super().narrowed(among, job, gpus) & (gpus.place != 4)
 
     pipeline = NotFour(PIPELINE.constraints, PIPELINE.scorers, PIPELINE.gather)
     board = board_of([pair()], place=np.arange(8))

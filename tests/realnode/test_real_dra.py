@@ -10,9 +10,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import yaml
@@ -237,19 +237,27 @@ class Dra:
         wait_until(lambda: not self.claims() and not self.files(), "nothing is left", timeout_s=300)
 
 
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dra]:
+Node = TypeVar("Node", bound=Dra)
+
+
+def on_a_real_node(make: Callable[[ControlPlane], Node], folder: Path) -> Iterator[Node]:
+    """Yield what `make` makes of a plane with one node of two GPUs, with agent and driver."""
     if reason := "; ".join(obstacles()):
         pytest.skip(f"no real nodes: {reason}")
     options = NodeOptions(NODE, gpus=2, labels={names.HAND_OVER_LABEL: "dra"})
     with ControlPlane.start(scheduler=True, real_nodes=[options]) as plane:
         plane.apply(ROOT / "helm" / "tandem" / "crds" / "gpunodes.yaml")
         plane.await_definitions("gpunodes.tandem.gpu")
-        cluster = Dra(plane)
-        cluster.node.import_image(image(tmp_path_factory.mktemp("image")))
+        cluster = make(plane)
+        cluster.node.import_image(image(folder))
         cluster.start_agent()
         cluster.start_driver()
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dra]:
+    yield from on_a_real_node(Dra, tmp_path_factory.mktemp("image"))
 
 
 @pytest.fixture

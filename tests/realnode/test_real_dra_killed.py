@@ -14,11 +14,9 @@ from collections.abc import Iterator
 import pytest
 from repeated_faults import record, times
 from seeds import SEED
-from test_real_dra import GPUS, HALF, NODE, ROOT, Dra, image
+from test_real_dra import GPUS, HALF, ROOT, Dra, on_a_real_node
 
 from controlplane import ControlPlane, wait_until
-from controlplane.realnode import NodeOptions, obstacles
-from tandem.contracts import names
 
 pytestmark = [
     pytest.mark.real,
@@ -57,16 +55,7 @@ class Killed(Dra):
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
-    if reason := "; ".join(obstacles()):
-        pytest.skip(f"no real nodes: {reason}")
-    options = NodeOptions(NODE, gpus=2, labels={names.HAND_OVER_LABEL: "dra"})
-    with ControlPlane.start(scheduler=True, real_nodes=[options]) as plane:
-        plane.apply(ROOT / "helm" / "tandem" / "crds" / "gpunodes.yaml")
-        plane.await_definitions("gpunodes.tandem.gpu")
-        node = Killed(plane)
-        node.node.import_image(image(tmp_path_factory.mktemp("image")))
-        node.start_agent()
-        node.start_driver()
+    for node in on_a_real_node(Killed, tmp_path_factory.mktemp("image")):
         node.await_slice()
         node.template("half", capacity=HALF)
         yield node
