@@ -27,7 +27,7 @@ class Physics:
 
     `slowdown` (own, neighbour) is how much longer an iteration takes; others are no trouble to each
     other. `gib` is the memory of each kind, 8 GiB by default; `percent` what it takes of the GPU's
-    time when alone, 90 by default.
+    time when alone, 90 by default. `board` is the model of the GPUs and the bytes that each has.
     """
 
     def __init__(
@@ -37,7 +37,9 @@ class Physics:
         nodes: dict[str, int],
         slowdown: dict[tuple[str, str], float],
         shares: int = 2,
+        board: tuple[str, int] = (BOARD, BOARD_BYTES),
     ) -> None:
+        self._board, self._board_bytes = board
         self.slowdown = slowdown
         self.gib: dict[str, int] = {}
         self.percent: dict[str, int] = {}
@@ -63,9 +65,12 @@ class Physics:
         self._thread.join()
 
     def _write(self, node: str, processes: list[StubProcess]) -> None:
-        gpus = [StubGpu(uuid, name=BOARD, memory=BOARD_BYTES) for uuid in self._gpus[node]]
+        gpus = [self._stub(uuid) for uuid in self._gpus[node]]
         state = StubState(gpus=gpus, processes=processes)
         state.write(self._files[node])
+
+    def _stub(self, uuid: str) -> StubGpu:
+        return StubGpu(uuid, name=self._board, memory=self._board_bytes)
 
     def _follow(self) -> None:
         before: dict[str, list[StubProcess]] = {}

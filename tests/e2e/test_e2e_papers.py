@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from controlplane_binaries import need_control_plane
 from e2e_cluster import TandemCluster
-from e2e_papers import NODES, SHARES, LiveCourse, SaidPredictor
+from e2e_papers import BOARD, NODES, SHARES, LiveCourse, SaidPredictor
 from e2e_physics import Physics
 from paper_scenarios import SCENARIOS, Scenario
 
@@ -40,7 +40,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
         cluster = TandemCluster(plane, folder)
         cluster.installation.apply_manifests()
         cluster.installation.start_scheduler()
-        with Physics(cluster, folder, gpus, {}, shares=SHARES) as physics:
+        with Physics(cluster, folder, gpus, {}, shares=SHARES, board=BOARD) as physics:
             yield cluster, physics, predictor
 
 
