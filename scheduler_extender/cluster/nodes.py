@@ -16,7 +16,13 @@ import numpy as np
 from scheduler_extender.cluster.node_domains import NodeDomains
 from scheduler_extender.cluster.pods import PodInfo, Use
 from scheduler_extender.cluster.records import NodeRecord
-from scheduler_extender.cluster.selectors import LabelIndex, NodeRequirements, Taint, Term
+from scheduler_extender.cluster.selectors import (
+    LabelIndex,
+    NodeRequirements,
+    Taint,
+    Term,
+    with_claim,
+)
 from tandem.policy.topology import Topology
 from tandem.policy.units import Bools, Floats, Ints
 from tandem.reasons.causes import Cause, Reason
@@ -34,7 +40,8 @@ _NODE_NAME = "metadata.name"
 class _Asks:
     """The node requirements of a pod; `mask` (slots,) is True where labels and taints suit it.
 
-    `gpus` is how many GPUs each of several pods asks for that start together, else 0.
+    `gpus` is how many GPUs each of several pods asks for that start together, else 0. `claimed` is
+    the mask of the same pods if all had claims; None where that makes no difference.
     """
 
     mask: Bools
@@ -43,6 +50,7 @@ class _Asks:
     amounts: Mapping[str, int]
     refused: str = ""
     gpus: int = 0
+    claimed: Bools | None = None
 
     def by_name(self) -> Iterable[tuple[str, float]]:
         """Yield each resource with how much of it a pod asks for; sums of cores are not exact."""
@@ -171,6 +179,9 @@ class NodesPicture:
                     at[self._has(name, empty=empty) < amount] = len(things)
         things.append(Cause(Reason.NODE_UNSUITABLE, detail=asks.refused or None))
         at[~asks.mask[self.at]] = len(things)
+        if asks.claimed is not None:
+            things.append(Cause(Reason.CLAIM_MISSING))
+            at[(asks.claimed & ~asks.mask)[self.at]] = len(things)
         return at, things
 
     def holds(
@@ -428,6 +439,7 @@ class NodeBook:
                 _most_of(alike),
                 next((pod.requires.refused for pod in alike if pod.requires.refused), ""),
                 (together or {}).get(number, 0),
+                self._claimed(alike),
             )
             for number, alike in pods.items()
         }
@@ -502,6 +514,12 @@ class NodeBook:
             bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little", count=count)
             mask = self._masks[required] = bits.astype(np.bool_)
         return mask
+
+    def _claimed(self, pods: Sequence[PodInfo]) -> Bools | None:
+        """Return `_mask` of pods if all had claims, None where no node asks for that."""
+        if not self._by_claims or all(pod.requires.has_claim for pod in pods):
+            return None
+        return reduce(np.logical_and, (self._mask(with_claim(pod.requires)) for pod in pods))
 
     def _suiting(self, required: NodeRequirements) -> int:
         """Return the nodes whose labels, name and taints suit a pod, as a set of bits."""

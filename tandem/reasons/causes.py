@@ -43,6 +43,7 @@ class Reason(StrEnum):
     NODE_TOO_SMALL = "NodeTooSmall"
     NODE_HAS_FEWER = "NodeHasRoomForFewer"
     NODE_UNSUITABLE = "NodeUnsuitable"
+    CLAIM_MISSING = "ClaimMissing"
     # Why it is not its turn.
     NEEDS_GPUS = "NeedsGPUs"
     NODES_TOO_SMALL = "NodesHaveTooFewGPUs"

@@ -65,6 +65,7 @@ EXAMPLES: Mapping[Reason, Cause] = MappingProxyType(
             Cause(Reason.NODE_TOO_SMALL, nodes=1, resource="rdma/hca", amount="2"),
             Cause(Reason.NODE_HAS_FEWER, nodes=2, resource="cpu"),
             Cause(Reason.NODE_UNSUITABLE, nodes=4),
+            Cause(Reason.CLAIM_MISSING, nodes=2),
             Cause(Reason.ROLES, gpus=9),
             Cause(Reason.NEEDS_GPUS, amount="2 GPUs on one node", value=1, bound=8,
                   role="worker"),

@@ -183,6 +183,11 @@ WORDS: Mapping[Reason, Words] = MappingProxyType(
             figures="{detail}", of="node",
             remedy="Node selector, affinity or tolerations of the pods would have to change.",
         ),
+        Reason.CLAIM_MISSING: Words(
+            "nodes", "Nodes", "pods get GPUs by ResourceClaims, and its pods have none", of="node",
+            remedy="Create it again. If that does not help, an administrator can see why: tandem"
+            " doctor.",
+        ),
         Reason.NEEDS_GPUS: Words(
             "occupied", "GPUs", "{who} {amount}",
             figures="{value:.0f} of {of_gpus} can take it now",

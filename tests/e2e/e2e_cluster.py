@@ -46,9 +46,10 @@ HAND_OVER = os.environ.get("TANDEM_HAND_OVER", "environment")
 class TandemCluster:
     """Tandem on a control plane, and the GPUs that its agents see."""
 
-    def __init__(self, plane: ControlPlane, folder: Path) -> None:
+    def __init__(self, plane: ControlPlane, folder: Path, hand_over: str = HAND_OVER) -> None:
         self.plane = plane
-        self._by_claims = HAND_OVER != "environment"
+        self._hand_over = hand_over
+        self._by_claims = hand_over != "environment"
         config = {"admission": {"gpu_claims": True}}
         values = {"scheduler": {"extender": {"config": config}}} if self._by_claims else None
         self.installation = Installation(plane, folder, values=values)
@@ -69,7 +70,7 @@ class TandemCluster:
                 for i in range(gpus_per_node)
             ]
             StubState(gpus=boards).write(state)
-            by_claims = self._by_claims and not (HAND_OVER == "half" and number % 2)
+            by_claims = self._by_claims and not (self._hand_over == "half" and number % 2)
             way = {"hand_over": "dra-queue"} if by_claims else {}
             self.installation.start_agent(node, environment(library, state), {"shares": 3} | way)
 

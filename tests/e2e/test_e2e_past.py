@@ -106,7 +106,7 @@ class Site:
 
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
         self.plane = plane
-        self.cluster = TandemCluster(plane, folder)
+        self.cluster = TandemCluster(plane, folder, hand_over="environment")
         self.cluster.installation.apply_manifests()
         report_gpus(plane.http, [f"n{i}" for i in range(NODES)], GPUS)
         self.pairs = two_pairs(plane, folder)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from controlplane_binaries import need_control_plane
-from e2e_cluster import DEVICES, job
+from e2e_cluster import DEVICES, HAND_OVER, job
 from e2e_reasons import GIB, KNOWN, ReasonsCluster, gpu
 from reason_texts import unsaid
 
@@ -130,7 +130,9 @@ SETTINGS: Mapping[str, dict[str, Any]] = {
 }  # fmt: skip
 
 #: Reasons that are in no scenario, and why.
-NOT_HERE: Mapping[Reason, str] = {}
+NOT_HERE: Mapping[Reason, str] = (
+    {} if HAND_OVER == "environment" else {Reason.CLAIM_MISSING: "all pods have claims"}
+)
 
 
 class Site:
@@ -568,6 +570,16 @@ def a_node_is_tainted(site: Site) -> None:
     node = site.node(taints=("of=others:NoSchedule",))
     site.job("train", node)
     assert (site.hears(Reason.NODE_UNSUITABLE).nodes or 0) >= 1
+
+
+if HAND_OVER == "environment":
+
+    @scenario(Reason.CLAIM_MISSING)
+    def a_node_hands_its_gpus_over_by_claims(site: Site) -> None:
+        """The pod is from before the cluster gave pods their claims."""
+        node = site.node(gpu(draShares=1))
+        site.job("train", node)
+        assert site.hears(Reason.CLAIM_MISSING).nodes == 1
 
 
 # --- whose turn it is -----------------------------------------------------------------------------

@@ -9,7 +9,14 @@ import time
 
 import httpx
 import pytest
-from e2e_cluster import DEVICES, TandemCluster, job, resolved_environment, ungated_pod
+from e2e_cluster import (
+    DEVICES,
+    HAND_OVER,
+    TandemCluster,
+    job,
+    resolved_environment,
+    ungated_pod,
+)
 
 from controlplane import binaries, wait_until
 from tandem.errors import TandemError
@@ -132,6 +139,7 @@ def test_an_unreadable_annotation_is_refused_at_apply_and_nothing_is_half_create
     cluster.remove(namespace)
 
 
+@pytest.mark.skipif(HAND_OVER != "environment", reason="pods past the webhook have no claim")
 def test_of_two_sent_to_the_same_last_share_one_is_bound_and_the_other_learns_why(
     cluster: TandemCluster,
 ) -> None:
@@ -174,6 +182,22 @@ def test_of_two_sent_to_the_same_last_share_one_is_bound_and_the_other_learns_wh
         lambda: cluster.plane.get("pod", "-n", namespace, other)["status"]["phase"] == "Running",
         f"{other} runs in its turn",
     )
+    cluster.remove(namespace)
+
+
+@pytest.mark.skipif(HAND_OVER != "dra-queue", reason="a node takes pods without a claim")
+def test_a_pod_that_came_past_the_webhook_learns_that_it_has_no_claim(
+    cluster: TandemCluster,
+) -> None:
+    namespace = cluster.namespace()
+    with cluster.without_webhook():
+        cluster.plane.apply(ungated_pod(namespace, "unclaimed", {"tandem.gpu/exclusive": "true"}))
+
+    def said() -> bool:
+        events = cluster.plane.get("events", "-n", namespace)["items"]
+        return any("pods get GPUs by ResourceClaims" in each["message"] for each in events)
+
+    wait_until(said, "the pod learns why it waits")
     cluster.remove(namespace)
 
 

@@ -60,7 +60,8 @@ class Arena:
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
         self.plane = plane
         self.audit_log = folder / "audit.log"
-        self.cluster = TandemCluster(plane, folder)
+        # By claims: test_e2e_claims_takeover.py.
+        self.cluster = TandemCluster(plane, folder, hand_over="environment")
         self.cluster.installation.apply_manifests()
         self.prepare()
         self.pairs = two_pairs(plane, folder)

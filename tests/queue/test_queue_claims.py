@@ -118,6 +118,11 @@ def test_a_pod_without_a_claim_goes_to_no_node_that_gives_gpus_by_claims() -> No
             cluster.submit("p")
             await cluster.pass_s(0)
             assert cluster.status("p").get("plan") is None
+            assert {"reason": "ClaimMissing", "nodes": 1} in cluster.status("p")["causes"]
+            cluster.submit("elsewhere", nodeSelector={"of": "others"})
+            await cluster.pass_s(1)
+            causes = cluster.status("elsewhere")["causes"]
+            assert {"reason": "NodeUnsuitable", "nodes": 1} in causes, "a claim would not help"
             cluster.add_node("n1", gpus=1)
             await cluster.pass_s(1)
             assert cluster.plan_of("p")["node"] == "n1"
