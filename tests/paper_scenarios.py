@@ -16,13 +16,15 @@ from tandem.contracts.resources import Load, Source
 from tandem.policy.catalog import Profile, load_profile
 
 GIB = 1 << 30
+#: Model and bytes of the GPUs on which the scenarios go as their courses say.
+BOARD = ("NVIDIA A100", 80 * GIB)
 #: A GPU is the jobs on it. What is seen is the GPUs in use, whichever they are.
 Seen = frozenset[frozenset[str]]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a worker uses of an 80 GiB GPU; an iteration takes a second alone."""
+    """What a worker uses of a GPU; an iteration takes a second alone."""
 
     percent: float = 20.0
     base_gib: float = 4.0

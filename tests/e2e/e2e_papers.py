@@ -22,8 +22,6 @@ from tandem.errors import TandemError
 
 #: The nodes of the scenarios, by their number of GPUs.
 NODES = {1: "g1", 2: "g2"}
-#: The GPU of the scenarios.
-BOARD = ("NVIDIA A100 80GB PCIe", 80 << 30)
 #: No profile puts more jobs on a GPU.
 SHARES = 16
 QUEUE = {"min_run_s": 0, "preemption_cost_s": 0, "max_preemptions_per_hour": 100}

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 from controlplane_binaries import need_control_plane
 from e2e_cluster import TandemCluster
-from e2e_papers import BOARD, NODES, SHARES, LiveCourse, SaidPredictor
+from e2e_papers import NODES, SHARES, LiveCourse, SaidPredictor
 from e2e_physics import Physics
-from paper_scenarios import SCENARIOS, Scenario
+from paper_scenarios import BOARD, SCENARIOS, Scenario
 
 from controlplane import ControlPlane, Node
 

@@ -7,6 +7,7 @@ from dataclasses import fields
 
 import pytest
 from paper_scenarios import (
+    BOARD,
     SCENARIOS,
     Ends,
     Known,
@@ -131,8 +132,9 @@ class Course(Training):
                     "uid": meta["uid"], "memoryBytes": GIB,
                     "utilisationPercent": kind.percent / slower, "iterationsPerSecond": 1 / slower,
                 })  # fmt: skip
+            model, memory = BOARD
             gpus.append({
-                "uuid": uuid, "index": index, "model": "NVIDIA A100", "memoryBytes": 80 * GIB,
+                "uuid": uuid, "index": index, "model": model, "memoryBytes": memory,
                 "shares": self.shares, "utilisationPercent": 100.0 if uses else 0.0, "pods": uses,
             })  # fmt: skip
         status = {"observedAt": rfc3339(self.now), "gpus": gpus}
