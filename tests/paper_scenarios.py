@@ -347,6 +347,9 @@ SCENARIOS = (
         # The paper's minute is the profile's; it looks at each newcomer between one and two of it.
         adjust={"every_s": 12.0},
         course=(
+            # How fast a newcomer would be alone is known of an earlier run of a minute.
+            Submit("first", "m"), Known("first"), *[Pass(15)] * 4, Look(("first",)),
+            Ends("first"), Pass(2),
             Submit("a", "m"), Pass(1), Look(("a",)),
             Submit("b", "m"), Pass(1), Look(("a+b",)),
             Slow("b", 2.0, "a"), Pass(30), Look(("a",), instead=("a+b",)),
