@@ -185,20 +185,23 @@ def test_of_two_sent_to_the_same_last_share_one_is_bound_and_the_other_learns_wh
     cluster.remove(namespace)
 
 
-@pytest.mark.skipif(HAND_OVER != "dra-queue", reason="a node takes pods without a claim")
-def test_a_pod_that_came_past_the_webhook_learns_that_it_has_no_claim(
-    cluster: TandemCluster,
-) -> None:
-    namespace = cluster.namespace()
-    with cluster.without_webhook():
-        cluster.plane.apply(ungated_pod(namespace, "unclaimed", {"tandem.gpu/exclusive": "true"}))
+if HAND_OVER == "dra-queue":
 
-    def said() -> bool:
-        events = cluster.plane.get("events", "-n", namespace)["items"]
-        return any("pods get GPUs by ResourceClaims" in each["message"] for each in events)
+    def test_a_pod_that_came_past_the_webhook_learns_that_it_has_no_claim(
+        cluster: TandemCluster,
+    ) -> None:
+        namespace = cluster.namespace()
+        with cluster.without_webhook():
+            cluster.plane.apply(
+                ungated_pod(namespace, "unclaimed", {"tandem.gpu/exclusive": "true"})
+            )
 
-    wait_until(said, "the pod learns why it waits")
-    cluster.remove(namespace)
+        def said() -> bool:
+            events = cluster.plane.get("events", "-n", namespace)["items"]
+            return any("pods get GPUs by ResourceClaims" in each["message"] for each in events)
+
+        wait_until(said, "the pod learns why it waits")
+        cluster.remove(namespace)
 
 
 def test_the_metrics_of_all_three_services_are_as_prometheus_wants_them(
