@@ -19,7 +19,8 @@ import subprocess
 import tarfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
@@ -152,11 +153,23 @@ def in_order(between: Mapping[tuple[str, str], int]) -> list[str]:
     return list(order.static_order())
 
 
+def nearly_in_order(between: Mapping[tuple[str, str], int]) -> list[str]:
+    """Return the same where packages are in circles: the rarest import of each does not count."""
+    left = dict(between)
+    while True:
+        try:
+            return in_order(left)
+        except CycleError as error:
+            # graphlib names each package before one that imports it.
+            circle = {(b, a) for a, b in pairwise(error.args[1])}
+            del left[min(sorted(circle), key=left.__getitem__)]
+
+
 def picture(between: Mapping[tuple[str, str], int], path: Path) -> None:
     """Draw a matrix: a row for each package, a column for each that it imports, in one order.
 
-    An import of a later package would stand right of the diagonal. Between a package and the one
-    that contains it, cells are grey.
+    An import of a later package is right of the diagonal, and red: it closes a circle. Between a
+    package and the one that contains it, cells are grey.
     """
     import matplotlib as mpl
 
@@ -164,14 +177,15 @@ def picture(between: Mapping[tuple[str, str], int], path: Path) -> None:
     mpl.rcParams["svg.hashsalt"] = "tandem"
     from matplotlib import pyplot as plt
 
-    names = in_order(between)
+    names = nearly_in_order(between)
     place = {name: at for at, name in enumerate(names)}
     size = 2.5 + 0.22 * len(names)
     figure, axes = plt.subplots(figsize=(size, size))
     for (importing, imported), count in sorted(between.items()):
         grey = is_part(importing, imported)
         y, x = place[importing], place[imported]
-        axes.add_patch(plt.Rectangle((x - 0.5, y - 0.5), 1, 1, color="0.85" if grey else "C0"))
+        color = "0.85" if grey else "C3" if x > y else "C0"
+        axes.add_patch(plt.Rectangle((x - 0.5, y - 0.5), 1, 1, color=color))
         axes.text(x, y, str(count), ha="center", va="center", fontsize=5)
     axes.plot([-0.5, len(names) - 0.5], [-0.5, len(names) - 0.5], color="0.5", linewidth=0.5)
     axes.set_xticks(range(len(names)), names, rotation=90, fontsize=7)

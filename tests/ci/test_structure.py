@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from proof.structure import imports, in_order, of_tree, picture, without_tests
+from proof.structure import (
+    imports,
+    in_order,
+    nearly_in_order,
+    of_tree,
+    picture,
+    without_tests,
+)
 
 FILES = {
     "a/__init__.py": "",
@@ -38,6 +45,11 @@ def test_a_package_comes_after_those_that_it_imports() -> None:
 def test_a_circle_is_an_error_that_names_the_packages() -> None:
     with pytest.raises(CycleError, match=r"a\.low"):
         in_order(_imports(a__low__three="from a.high import two"))
+
+
+def test_a_picture_of_circles_has_their_rarest_imports_on_the_wrong_side() -> None:
+    order = nearly_in_order(_imports(a__low__three="from a.high import two"))
+    assert order.index("a.low") < order.index("a.high"), "two imports against one"
 
 
 @pytest.mark.long
