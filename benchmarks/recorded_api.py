@@ -2,8 +2,8 @@
 
 `python -m benchmarks.recorded_api --nodes 5000 --pods-per-node 8 --seed 1` prints its port and
 serves until its input is closed. Watches stay open and tell nothing, unless `--reports-per-s` says
-how many agents report a second; a tenth as many jobs change. Reviews of tokens and of rights are
-granted.
+how many agents report a second; a tenth as many jobs change, and `/sent` counts both. Reviews of
+tokens and of rights are granted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import random
 import sys
 import threading
+import time
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
@@ -228,6 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
     recorded: Recorded
     reports_per_s = 0.0
     written: ClassVar[dict[str, bytes]] = {}  # by path
+    sent: ClassVar[dict[str, int]] = {}  # changes of the watch that is open, by resource
     ended = threading.Event()
 
     def do_GET(self) -> None:
@@ -245,6 +247,9 @@ class _Handler(BaseHTTPRequestHandler):
         if url.path in self.written:
             self._answer(200, self.written[url.path])
             return
+        if url.path == "/sent":
+            self._answer(200, json.dumps(self.sent).encode())
+            return
         known = resource in self.recorded.lists
         # Selectors ask for Tandem's own pods and nodes, which are not recorded.
         asked = "none" if "labelSelector" in query else resource
@@ -257,12 +262,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _watch(self, resource: str) -> None:
         rate = self.reports_per_s * {"gpunodes": 1.0, "gpujobs": 0.1}.get(resource, 0.0)
-        number = 0
-        while not self.ended.wait(1 / rate if rate else 30):
+        number, due = 0, time.monotonic()
+        while not self.ended.wait(max(0.0, due - time.monotonic()) if rate else 30):
             line = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "1000000"}}}
             if rate:
                 line = {"type": "MODIFIED", "object": self._changed(resource, number)}
-                number += 1
+                number, due = number + 1, due + 1 / rate
+                self.sent[resource] = number
             text = json.dumps(line).encode() + b"\n"
             self.wfile.write(b"%x\r\n%s\r\n" % (len(text), text))
 

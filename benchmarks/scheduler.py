@@ -197,6 +197,15 @@ class Bench:
         template = pod("p", names.SCHEDULER_NAME, gpu=True)
         # The gates hold the pods back; they are opened while others are being created.
         measured = self._through("whole path", scheduler, template, paused=False)
+        jobs = f"/apis/{names.API_VERSION}/namespaces/{_namespace('whole path')}/gpujobs"
+
+        def all_run() -> bool:
+            return all(
+                (job.get("status") or {}).get("phase") == "Running" for job in self._listed(jobs)
+            )
+
+        # The cluster is idle once the last status of the burst is written, after its Bindings.
+        wait_until(all_run, "all jobs of the burst run", timeout_s=300, poll_s=1)
         return replace(measured, alone_ms=self._alone(template))
 
     def _alone(self, template: dict[str, Any]) -> tuple[float, ...]:

@@ -90,10 +90,10 @@ class Client:
 
 
 @contextmanager
-def extender(
-    nodes: int, pods_per_node: int, seed: int, *, public_port: int = 0, reports_per_s: float = 0.0
-) -> Iterator[tuple[int, int, float]]:
-    """Run the recorded API server and the extender; yield its port, pid and cold start in s."""
+def recorded_api(
+    nodes: int, pods_per_node: int, seed: int, reports_per_s: float = 0.0
+) -> Iterator[int]:
+    """Run the recorded API server; yield its port."""
     api = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.recorded_api", "--nodes", str(nodes),
          "--pods-per-node", str(pods_per_node), "--seed", str(seed),
@@ -103,29 +103,34 @@ def extender(
     assert api.stdin is not None
     assert api.stdout is not None
     try:
-        api_port = int(api.stdout.readline())
-        with tempfile.TemporaryDirectory() as folder:
-            verbs_port, *others = free_ports(1 if public_port else 2)
-            public_port = public_port or others[0]
-            config = _write_config(Path(folder), api_port, verbs_port, public_port)
-            start = time.perf_counter()
-            log = Path(folder, "log")
-            with log.open("w") as file:
-                server = subprocess.Popen(
-                    [sys.executable, "-m", "scheduler_extender", "--config", str(config)],
-                    cwd=ROOT,
-                    stderr=file,
-                )
-            try:
-                _wait_ready(verbs_port, server, log)
-                yield verbs_port, server.pid, time.perf_counter() - start
-            finally:
-                server.terminate()
-                server.wait(20)
+        yield int(api.stdout.readline())
     finally:
         api.stdin.close()
         api.kill()
         api.wait()
+
+
+@contextmanager
+def extender(api_port: int, *, public_port: int = 0) -> Iterator[tuple[int, int, float]]:
+    """Run the extender on an API server; yield its port, pid and cold start in s."""
+    with tempfile.TemporaryDirectory() as folder:
+        verbs_port, *others = free_ports(1 if public_port else 2)
+        public_port = public_port or others[0]
+        config = _write_config(Path(folder), api_port, verbs_port, public_port)
+        start = time.perf_counter()
+        log = Path(folder, "log")
+        with log.open("w") as file:
+            server = subprocess.Popen(
+                [sys.executable, "-m", "scheduler_extender", "--config", str(config)],
+                cwd=ROOT,
+                stderr=file,
+            )
+        try:
+            _wait_ready(verbs_port, server, log)
+            yield verbs_port, server.pid, time.perf_counter() - start
+        finally:
+            server.terminate()
+            server.wait(20)
 
 
 def free_ports(count: int) -> list[int]:
@@ -180,9 +185,8 @@ class Measured:
         self._order = random.Random(seed) if shuffled else None
         self._nodes, self._pods = nodes, nodes * pods_per_node
         self._names = [node_name(index) for index in range(nodes)]
-        port, self._pid, self._cold_start_s = stack.enter_context(
-            extender(nodes, pods_per_node, seed)
-        )
+        api = stack.enter_context(recorded_api(nodes, pods_per_node, seed))
+        port, self._pid, self._cold_start_s = stack.enter_context(extender(api))
         self._client = Client(port)
         self._pairs: list[tuple[float, float]] = []
         self._refused: list[float] = []
@@ -219,7 +223,7 @@ class Measured:
             *percentiles(filters + priorities),
             round(float(np.median(self._refused)) * 1e3, 2),
             round(self._cpu_s / len(self._pairs) * 1e3, 2),
-            _rss_mib(self._pid),
+            rss_mib(self._pid),
             round(self._cold_start_s, 2),
         )
 
@@ -265,7 +269,8 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _rss_mib(pid: int) -> float:
+def rss_mib(pid: int) -> float:
+    """Return the memory that a process holds, in MiB."""
     text = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+) kB", text)
     assert found is not None

@@ -31,7 +31,16 @@ import httpx
 import numpy as np
 
 from benchmarks.recorded_api import PLANNED, node_name
-from benchmarks.verbs import ROOT, Client, body, cpu_s, extender, free_ports, percentiles
+from benchmarks.verbs import (
+    ROOT,
+    Client,
+    body,
+    cpu_s,
+    extender,
+    free_ports,
+    percentiles,
+    recorded_api,
+)
 
 _VIEWS = (
     "overview", "jobs", "jobs?phase=Waiting", "jobs?sort=started", "gpus", "gpus?state=busy",
@@ -133,7 +142,10 @@ class _Verbs:
 def measure(nodes: int, pages: int, turns: int, reports_per_s: float) -> dict[str, Any]:
     """Return the figures; times in ms."""
     (public,) = free_ports(1)
-    with extender(nodes, 8, 1, public_port=public, reports_per_s=reports_per_s) as (port, pid, _):
+    with (
+        recorded_api(nodes, 8, 1, reports_per_s) as api,
+        extender(api, public_port=public) as (port, pid, _),
+    ):
         verbs = _Verbs(port, nodes)
         _wait(f"https://127.0.0.1:{public}/v1/status/scope")
         verbs.turn(50)  # to warm up
