@@ -1,9 +1,10 @@
-"""The table of `make bench` has its figures whole, in a pipe and at 80 columns."""
+"""The tables of benchmarks have their figures whole, also where one could not be measured."""
 
 from __future__ import annotations
 
 import pytest
 
+from benchmarks.size import Reports, Size, table
 from benchmarks.verbs import Cell, report
 
 CELLS = [
@@ -31,3 +32,24 @@ def test_no_figure_is_cut(
     for figure in ("12.345", "9.876", "21.222", "43.333", "14.555", "11.777", "512", "17.25"):
         assert printed.count(figure) == len(CELLS), figure
     assert "8 / 20" in printed
+
+
+def test_a_queue_that_took_too_long_has_no_figures_and_the_others_have_theirs() -> None:
+    verbs = {"cold_start_s": 9.5, "rss_mib": 400.4, "sum_p50_ms": 4.5, "sum_p99_ms": 7.2}
+    reports = [Reports(rate, rate - 1, 0.25, 1.5, 3.5, 411.0) for rate in (1.0, 84.0, 500.0)]
+    cycles = {
+        "queued": 33_333, "plan_p50_s": 0.16, "plan_p99_s": 0.21, "question_max_s": 0.0123,
+        "carry_out_max_s": 0.004, "lag_p99_s": 0.005, "lag_max_s": 0.03,
+    }  # fmt: skip
+    measured = Size(5000, 90_032, 245_000_000, 2000, verbs, reports, cycles)
+    without = Size(15_000, 270_032, 735_000_000, 2000, verbs, reports, {"queued": 100_000})
+    rows = [line.strip("| ").split(" | ") for line in table([measured, without]).splitlines()]
+    assert {len(row) for row in rows} == {3, 1}, "the line under the head has no words"
+    figures = {row[0]: row[1:] for row in rows}
+    assert figures["nodes"] == ["5,000", "15,000"]
+    assert figures["their JSON, MB"] == ["245", "735"]
+    assert figures["each 10 s: a second, sent"] == ["500, 499", "500, 499"]
+    assert figures["each 10 s: MB a second"] == ["1.00", "1.00"]
+    assert figures["waiting jobs, all GPUs taken"] == ["33,333", "100,000"]
+    assert figures["a cycle, p50, s"] == ["0.16", "none"]
+    assert figures["its question, on the loop, at most, ms"] == ["12.3", "none"]

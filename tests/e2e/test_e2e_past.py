@@ -106,6 +106,7 @@ class Site:
 
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
         self.plane = plane
+        # Its pairs install themselves without the chart, which is what hands over by claims.
         self.cluster = TandemCluster(plane, folder, hand_over="environment")
         self.cluster.installation.apply_manifests()
         report_gpus(plane.http, [f"n{i}" for i in range(NODES)], GPUS)
