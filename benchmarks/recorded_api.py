@@ -241,7 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            with suppress(BrokenPipeError):  # the extender has ended
+            with suppress(BrokenPipeError, ConnectionResetError):  # the extender has ended
                 self._watch(resource)
             return
         if url.path in self.written:

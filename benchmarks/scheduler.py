@@ -37,8 +37,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.verbs import cpu_s, machine
 from controlplane import ControlPlane, Node, manifests, wait_until
@@ -68,7 +70,8 @@ class Measured:
     """One way: pods bound, and the seconds that it took from the first chance to the last one.
 
     `cpu_ms` is the CPU time of each process in that time, in milliseconds a pod: other work on the
-    machine changes it less than it changes the rate.
+    machine changes it less than it changes the rate. `lag_ms` are the bounds of the buckets in
+    which half and 99 % of the delays of the extender's event loop are.
     """
 
     way: str
@@ -78,6 +81,7 @@ class Measured:
     planned: int = 0  # pods on the node that is planned for them
     alone_ms: tuple[float, ...] = field(default=())  # each of single pods, from its creation
     cpu_ms: Mapping[str, float] = field(default_factory=dict)
+    lag_ms: tuple[float, ...] = field(default=())
 
     @property
     def pods_per_s(self) -> float:
@@ -271,6 +275,7 @@ class Bench:
         wait_until(lambda: plane.http.get(account).is_success, "the namespace is set up")
         waiting = Waiting(plane, namespace)
         before: Mapping[str, float]
+        lags = self._lags()
         if paused:
             scheduler.pause()
             try:
@@ -294,7 +299,24 @@ class Bench:
             name: round((after[name] - used) * 1e3 / self.pods, 2) for name, used in before.items()
         }
         planned = 0 if way in ("without", "plain path") else self._on_plan(namespace)
-        return Measured(way, self.nodes, self.pods, ended - began, planned, cpu_ms=cpu_ms)
+        lag_ms = quantile_bounds_ms(self._lags() - lags)
+        return Measured(
+            way, self.nodes, self.pods, ended - began, planned, cpu_ms=cpu_ms, lag_ms=lag_ms
+        )
+
+    def _lags(self) -> Counter[float]:
+        """Return how often the extender's event loop was late by no more than each bound in s."""
+        if "extender" not in self.plane.processes:
+            return Counter()
+        text = httpx.get(f"{self.installation.verbs_url}/metrics", timeout=30).text
+        return Counter(
+            {
+                float(sample.labels["le"]): int(sample.value)
+                for family in text_string_to_metric_families(text)
+                for sample in family.samples
+                if sample.name == "tandem_extender_loop_lag_seconds_bucket"
+            }
+        )
 
     def _cpu_s(self) -> dict[str, float]:
         """Return the CPU time of each process so far, ours as `benchmark`, in seconds."""
@@ -344,6 +366,19 @@ class Bench:
         with ThreadPoolExecutor(_PARALLEL) as pool:
             for _ in pool.map(create, range(self.pods)):
                 pass
+
+
+def quantile_bounds_ms(counts: Mapping[float, int]) -> tuple[float, ...]:
+    """Return the bounds of median and 99th percentile, in ms, of a histogram in s; () if empty.
+
+    `counts` are cumulative, by the upper bound of each bucket; the last bound is infinite.
+    """
+    total = max(counts.values(), default=0)
+    return tuple(
+        min(bound for bound, count in counts.items() if count >= share * total) * 1e3
+        for share in (0.5, 0.99)
+        if total
+    )
 
 
 def publish_slices(plane: ControlPlane, nodes: Sequence[str]) -> tuple[int, int]:
@@ -481,6 +516,8 @@ def _line(cell: Measured) -> str:
         line += f"  {cell.planned} of {cell.pods} on the planned node"
     spent = ", ".join(f"{name} {ms:.1f}" for name, ms in cell.cpu_ms.items() if ms >= _SHOWN_MS)
     line += f"; CPU {sum(cell.cpu_ms.values()):.1f} ms a pod: {spent}"
+    if cell.lag_ms:
+        line += "; loop lag p50 <= {:g} ms, p99 <= {:g} ms".format(*cell.lag_ms)
     if cell.alone_ms:
         p50, p99 = np.percentile(cell.alone_ms, (50, 99))
         line += f"; a pod alone {p50:.0f} ms, p99 {p99:.0f} ms"

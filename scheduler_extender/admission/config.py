@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from tandem.contracts import names
+from tandem.contracts.levels import TopologyLevels
 from tandem.settings import Section
 
 #: Folders of data, what makes shared memory and RDMA work, and files that hold no secrets. The
@@ -29,26 +30,6 @@ HostPathPattern = Annotated[
         pattern=r"^(/([A-Za-z0-9_@+-][A-Za-z0-9._@+-]*|\.[A-Za-z0-9_@+-]+))*(/\*)?$", min_length=2
     ),
 ]
-
-
-#: The key of a label, as the API server has it.
-LabelKey = Annotated[
-    str,
-    Field(
-        pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$",
-        max_length=253,
-    ),
-]
-
-
-def _once_each(levels: tuple[str, ...]) -> tuple[str, ...]:
-    if twice := sorted({level for level in levels if levels.count(level) > 1}):
-        raise ValueError(f"each level is named once, not {', '.join(twice)} twice")
-    return levels
-
-
-#: Labels of nodes, widest first.
-TopologyLevels = Annotated[tuple[LabelKey, ...], Field(max_length=16), AfterValidator(_once_each)]
 #: An object's name, as the API server has it; '' for none.
 ObjectName = Annotated[str, Field(pattern=r"^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$", max_length=253)]
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from scheduler_extender.admission.config import AdmissionConfig, TopologyLevels
+from scheduler_extender.admission.config import AdmissionConfig
+from tandem.contracts.levels import LevelsError, levels_of
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import KubeError, NotFound
 from tandem.kube.resource import KUEUE_TOPOLOGIES
@@ -21,18 +19,13 @@ from tandem.kube.resource import KUEUE_TOPOLOGIES
 log = logging.getLogger(__name__)
 
 EVERY_S = 60.0
-_LEVELS: TypeAdapter[tuple[str, ...]] = TypeAdapter(TopologyLevels)
-
-
-class UnreadableError(Exception):
-    """The levels of a Topology cannot be used; the message says why, and what to do."""
 
 
 def read_levels(api: ClusterApi, name: str) -> tuple[str, ...]:
     """Return the levels of a Topology, widest first. Blocks.
 
     Raises:
-        UnreadableError: it is not there, cannot be read, or has no levels that are labels.
+        LevelsError: it is not there, cannot be read, or has no levels that are labels.
     """
     for resource in KUEUE_TOPOLOGIES:
         try:
@@ -40,26 +33,11 @@ def read_levels(api: ClusterApi, name: str) -> tuple[str, ...]:
         except NotFound:
             continue
         except KubeError as error:
-            raise UnreadableError(str(error)) from error
-    raise UnreadableError(
+            raise LevelsError(str(error)) from error
+    raise LevelsError(
         f"Kueue has no Topology {name} here: create it (kubectl get topologies.kueue.x-k8s.io shows"
         " those that there are), or set admission.topology_from to '' and list the levels"
     )
-
-
-def levels_of(topology: dict[str, Any]) -> tuple[str, ...]:
-    """Return the labels that a Topology names.
-
-    Raises:
-        UnreadableError: they are no keys of labels, or too many.
-    """
-    try:
-        levels = [each["nodeLabel"] for each in topology["spec"]["levels"]]
-        return _LEVELS.validate_python(tuple(levels))
-    except (KeyError, TypeError) as error:
-        raise UnreadableError("its spec.levels have no nodeLabel") from error
-    except ValidationError as error:
-        raise UnreadableError(f"its spec.levels: {error.errors()[0]['msg']}") from error
 
 
 class Levels:
@@ -77,7 +55,7 @@ class Levels:
             return
         try:
             found = await asyncio.to_thread(read_levels, api, self._name)
-        except UnreadableError as error:
+        except LevelsError as error:
             if self._trouble != str(error):
                 self._trouble = str(error)
                 log.warning(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.scheduler import quantile_bounds_ms
 from benchmarks.size import Reports, Size, table
 from benchmarks.verbs import Cell, report
 
@@ -53,3 +54,11 @@ def test_a_queue_that_took_too_long_has_no_figures_and_the_others_have_theirs() 
     assert figures["waiting jobs, all GPUs taken"] == ["33,333", "100,000"]
     assert figures["a cycle, p50, s"] == ["0.16", "none"]
     assert figures["its question, on the loop, at most, ms"] == ["12.3", "none"]
+
+
+def test_a_percentile_of_a_histogram_is_the_bound_of_its_bucket() -> None:
+    buckets = {0.001: 50, 0.002: 98, 0.005: 99, float("inf"): 100}
+    assert quantile_bounds_ms(buckets) == (1, 5)
+    assert quantile_bounds_ms({0.001: 0, 0.005: 1, float("inf"): 2}) == (5, float("inf"))
+    assert quantile_bounds_ms({}) == ()
+    assert quantile_bounds_ms({0.001: 0, float("inf"): 0}) == ()

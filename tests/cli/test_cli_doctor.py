@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from cli_cluster import AGENTS, NOW_S, SYSTEM, Site, authority, condition, gpu, stamp, text
@@ -452,10 +453,35 @@ def test_a_topology_of_kueue_that_the_settings_name_must_exist() -> None:
         assert not of(examined(site), Outcome.FAILED)
         assert not of(examined(site), Outcome.UNKNOWN)
     site.api.unreadable = set()
+    rack = {"levels": [{"nodeLabel": "example.com/rack"}]}
     for version in KUEUE_TOPOLOGIES:
-        site.api.create(version, {"metadata": {"name": "tas"}})
+        site.api.create(version, {"metadata": {"name": "tas"}, "spec": rack})
         assert not of(examined(site), Outcome.FAILED)
         site.api.delete(version, "tas")
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({}, "no nodeLabel"),
+        ({"levels": [{"nodeLabel": "example.com/rack"}] * 2}, "named once"),
+        ({"levels": [{"nodeLabel": "a rack"}]}, "its spec.levels: 'a rack' is no key"),
+    ],
+)
+def test_levels_of_a_topology_that_cannot_be_used_are_reported(
+    spec: dict[str, Any], says: str
+) -> None:
+    site = Site()
+    settings = {"extender.yaml": "admission:\n  topology_from: tas\n"}
+    site.api.create(
+        CONFIG_MAPS, {"metadata": {"name": "tandem-scheduler"}, "data": settings}, SYSTEM
+    )
+    site.api.create(KUEUE_TOPOLOGIES[0], {"metadata": {"name": "tas"}, "spec": spec})
+    (found,) = of(examined(site), Outcome.FAILED)
+    assert found.check == "scheduler"
+    assert "whose levels cannot be used" in found.says
+    assert says in found.says
+    assert "kubectl edit topologies.kueue.x-k8s.io tas" in found.do
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from extender_builders import NOW, gpu_node, node, pod
 from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.config import ExtenderConfig
 from scheduler_extender.serving.app import public_app
-from scheduler_extender.serving.levels import Levels, UnreadableError, levels_of, read_levels
+from scheduler_extender.serving.levels import Levels, read_levels
 from scheduler_extender.serving.service import running
 from tandem.contracts import names
+from tandem.contracts.levels import LevelsError, levels_of
 from tandem.kube.errors import Forbidden
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import GPU_NODES, KUEUE_TOPOLOGIES, NODES
@@ -58,7 +59,7 @@ def test_an_older_kueue_serves_the_older_version() -> None:
     ],
 )
 def test_levels_that_cannot_be_are_an_error_in_words(spec: dict[str, Any], says: str) -> None:
-    with pytest.raises(UnreadableError, match=says):
+    with pytest.raises(LevelsError, match=says):
         levels_of({"spec": spec})
 
 

@@ -3,7 +3,8 @@
 import pytest
 from fake_api import status
 
-from scheduler_extender.serving.levels import UnreadableError, read_levels
+from scheduler_extender.serving.levels import read_levels
+from tandem.contracts.levels import LevelsError
 from tandem.kube.client import KubeClient
 
 PATHS = [f"/apis/kueue.x-k8s.io/{version}/topologies/tas" for version in ("v1beta2", "v1beta1")]
@@ -28,7 +29,7 @@ def ask(serve):
 def test_without_the_definition_each_path_is_not_found(ask):
     """As is an object that does not exist."""
     read, requests = ask(lambda request: status(404, "NotFound"))
-    with pytest.raises(UnreadableError, match="Kueue has no Topology tas here"):
+    with pytest.raises(LevelsError, match="Kueue has no Topology tas here"):
         read()
     assert [request.path for request in requests] == PATHS
 
@@ -48,6 +49,6 @@ def test_an_older_kueue_serves_the_older_version(ask):
 
 def test_a_right_that_is_missing_is_said(ask):
     read, requests = ask(lambda request: status(403, "Forbidden"))
-    with pytest.raises(UnreadableError):
+    with pytest.raises(LevelsError):
         read()
     assert len(requests) == 1

@@ -10,6 +10,8 @@ from queue_builders import raw_pod
 from test_queue_controller import SHARED, Cluster
 from test_queue_resources import CHANGED_S, Mixed
 
+from scheduler_extender.cluster.jobs import job_of
+from scheduler_extender.planning.relocation import has_place
 from scheduler_extender.verbs.answers import Verbs
 from tandem.contracts import names
 from tandem.kube.resource import NODES, PODS
@@ -183,3 +185,26 @@ def test_roles_of_a_gang_are_in_one_rack() -> None:
     cluster.now += CHANGED_S
     cluster.cycles(3)
     assert cluster.racks("two") == {"r1"}
+
+
+@pytest.mark.parametrize("level", [REQUIRED, PREFERRED])
+def test_a_gang_has_another_place_only_where_one_domain_of_its_level_holds_it_whole(
+    level: str,
+) -> None:
+    cluster = Racks(2, 2)
+    assert cluster.run("mover", 3, {level: RACK}) == {"r0"}
+    assert cluster.run("blocker", 2, {REQUIRED: RACK}) == {"r1"}
+    gang = cluster.controller.gangs.by_key["default", "gang-mover"]
+    assert gang.record is not None
+    job = job_of("default/gang-mover", gang.record.spec, gang.record.status)
+    pipeline = load_profile("tandem").pipeline()
+
+    def finds_one(away_from: int) -> bool:
+        """Say so where the GPUs of as many of its own pods offer no share any more."""
+        shunned = frozenset(pod.uid for pod in gang.holders()[:away_from])
+        return has_place(cluster.state, pipeline, gang, job, shunned)
+
+    # r0 has a free GPU besides, r1 has two.
+    assert finds_one(0)
+    assert finds_one(1)
+    assert finds_one(2) == (level == PREFERRED)
