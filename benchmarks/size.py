@@ -3,7 +3,7 @@
 Each number of nodes, with 8 GPUs and 8 running pods a node: first the extender as it is run in a
 cluster, against recorded lists; then anew at each rate of reports, with a single serial client that
 asks filter about one node; then the queue controller in a process of its own, all GPUs taken and 20
-waiting jobs for each three nodes. The rate of reports that was sent is given next to the rate wanted.
+waiting jobs for each three nodes. Next to the rate that is wanted is the one that was sent.
 """
 
 from __future__ import annotations
