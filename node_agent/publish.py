@@ -23,11 +23,13 @@ Object = dict[str, Any]
 
 #: Heartbeats of many nodes spread over this share of their period, to either side.
 HEARTBEAT_JITTER = 0.1
-#: A heartbeat comes after so many intervals: the scheduler holds a report to be stale after 150 s
-#: by default, so that with an interval of 10 s one heartbeat may be lost.
+#: A heartbeat comes after so many intervals, and after this time at most: the scheduler holds a
+#: report to be stale after 150 s by default, so that one heartbeat may be lost at any interval.
 HEARTBEAT_INTERVALS = 6
-#: What decides where work may go is reported after this part of an interval.
+HEARTBEAT_MAX_S = 60.0
+#: What decides where work may go is reported after this part of an interval, and this at most.
 URGENT = 0.1
+URGENT_MAX_S = 1.0
 #: Smaller changes are the noise of a running job: a share of the GPU's memory, and points.
 MEMORY_CHANGE = 0.05
 UTILISATION_CHANGE = 10.0
@@ -132,11 +134,14 @@ def _moved(before: float | None, after: float | None, by: float) -> bool:
 class Rhythm:
     """Decides which reports go out; `randomness` spreads the heartbeats.
 
-    `interval_s` is the least time between two reports when figures change.
+    `interval_s` is the least time between two reports when figures change. Neither heartbeats nor
+    urgent reports wait longer where it is above 10 s: clusters of many nodes make it longer.
     """
 
     def __init__(self, interval_s: float, randomness: random.Random) -> None:
         self._interval_s = interval_s
+        self._urgent_s = min(URGENT * interval_s, URGENT_MAX_S)
+        self._mean_heartbeat_s = min(HEARTBEAT_INTERVALS * interval_s, HEARTBEAT_MAX_S)
         self._random = randomness
         self._last: GPUNodeStatus | None = None
         self._sent_s = 0.0
@@ -149,13 +154,13 @@ class Rhythm:
             change = compare(self._last, status)
             due = (
                 waited >= self._heartbeat_s
-                or (change is Change.URGENT and waited >= URGENT * self._interval_s)
+                or (change is Change.URGENT and waited >= self._urgent_s)
                 or (change is Change.NOTABLE and waited >= self._interval_s)
             )
             if not due:
                 return False
         jitter = self._random.uniform(-HEARTBEAT_JITTER, HEARTBEAT_JITTER)
-        self._heartbeat_s = HEARTBEAT_INTERVALS * self._interval_s * (1 + jitter)
+        self._heartbeat_s = self._mean_heartbeat_s * (1 + jitter)
         self._last, self._sent_s = status, now_s
         return True
 

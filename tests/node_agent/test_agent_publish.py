@@ -94,6 +94,23 @@ def test_loss_of_a_gpu_is_reported_within_a_second_or_two():
     assert times[:2] == [0, 3]
 
 
+@pytest.mark.parametrize("interval_s", [20.0, 60.0, 600.0])
+def test_a_longer_interval_makes_no_report_stale_and_no_loss_late(interval_s):
+    quiet = sent(Rhythm(interval_s, random.Random(1)), lambda now: status())
+    assert max(b - a for a, b in itertools.pairwise(quiet)) <= 67
+    restless = sent(
+        Rhythm(interval_s, random.Random(1)), lambda now: status(used=(now % 8 + 1) * 9 * GIB)
+    )
+    gaps = [b - a for a, b in itertools.pairwise(restless)]
+    assert min(interval_s, 54) <= min(gaps)
+    assert max(gaps) <= 67
+    lost = sent(
+        Rhythm(interval_s, random.Random(1)),
+        lambda now: status(health=Health.QUARANTINED if now >= 3 else Health.HEALTHY),
+    )
+    assert lost[:2] == [0, 3]
+
+
 class Away:
     """A writer that fails until it is let through."""
 
