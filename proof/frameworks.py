@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import markdown
+from controlplane.containers import resolved_environment
 from scheduler_extender.admission.checks import environment
 from scheduler_extender.admission.gpu_memory import memory_variables
 from scheduler_extender.admission.podshape import ContainerShape, PodShape, PodSpec
@@ -36,7 +36,6 @@ from tandem import progress
 from tandem.contracts.limits import limit_annotations
 
 WORKER_GIB, GPU_GIB = 10, 80
-_REFERENCE = re.compile(r"metadata\.annotations\['(.+)'\]")
 _TIME_LIMIT_S = 300
 
 #: Each prints its version, what it read as text, and the limit as a fraction of the GPU's memory.
@@ -91,21 +90,14 @@ def tell(version, read, fraction):
 
 def container_environment() -> dict[str, str]:
     """Return what a container of the worker reads: the webhook's variables, resolved."""
-    pod = PodShape(spec=PodSpec(containers=[ContainerShape(name="train")]))
+    shape = PodShape(spec=PodSpec(containers=[ContainerShape(name="train")]))
     variables = environment(gpu=True, accumulation=False, limited=True)
-    variables += memory_variables(pod, Request(), limited=True)
-    annotations = limit_annotations(WORKER_GIB, GPU_GIB)
-    found: dict[str, str] = {}
-    for variable in variables:
-        path = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
-        annotation = _REFERENCE.fullmatch(path)
-        if annotation is not None:
-            found[variable["name"]] = annotations.get(annotation[1], "")
-            continue
-        found[variable["name"]] = re.sub(
-            r"\$\((\w+)\)", lambda name: found.get(name[1], name[0]), variable["value"]
-        )
-    return found
+    variables += memory_variables(shape, Request(), limited=True)
+    pod = {
+        "metadata": {"annotations": limit_annotations(WORKER_GIB, GPU_GIB)},
+        "spec": {"containers": [{"name": "train", "env": variables}]},
+    }
+    return resolved_environment(pod)["train"]
 
 
 def ask(python: str, framework: str, container: dict[str, str]) -> dict[str, Any] | None:

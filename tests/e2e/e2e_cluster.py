@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import subprocess
 import sys
@@ -255,24 +254,3 @@ def ungated_pod(namespace: str, name: str, annotations: dict[str, str]) -> dict[
             ],
         },
     }
-
-
-def resolved_environment(pod: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the environment that a kubelet would give each container, downward API included."""
-    found = {}
-    spec = pod["spec"]
-    for container in (*spec.get("initContainers", ()), *spec["containers"]):
-        env = {}
-        for variable in container.get("env", ()):
-            path = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
-            if path.startswith("metadata.annotations['"):
-                key = path.removeprefix("metadata.annotations['").removesuffix("']")
-                env[variable["name"]] = pod["metadata"].get("annotations", {}).get(key, "")
-            else:
-                env[variable["name"]] = re.sub(
-                    r"\$\((\w+)\)",
-                    lambda found, env=env: env.get(found[1], found[0]),
-                    variable.get("value", ""),
-                )
-        found[container["name"]] = env
-    return found

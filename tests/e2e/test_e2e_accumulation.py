@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 from controlplane_binaries import need_control_plane
-from e2e_cluster import TandemCluster, job, resolved_environment
+from e2e_cluster import TandemCluster, job
 
 from controlplane import ControlPlane, Node
+from controlplane.containers import resolved_environment
 
 pytestmark = [
     pytest.mark.controlplane,

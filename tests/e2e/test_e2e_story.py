@@ -14,11 +14,11 @@ from e2e_cluster import (
     HAND_OVER,
     TandemCluster,
     job,
-    resolved_environment,
     ungated_pod,
 )
 
 from controlplane import binaries, wait_until
+from controlplane.containers import resolved_environment
 from tandem.errors import TandemError
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.slow]
