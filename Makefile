@@ -67,7 +67,7 @@ test: $(READY) ## Everything: checks, fast and slow tests, the suite on a real c
 	@$(BIN)/pytest -n 3 --dist loadgroup -m "not real and not browser and not papers and not operators and not reasons and not release"
 
 operators: $(READY) ## docs/workloads.md: kinds of workloads with their own controllers on a control plane (some minutes)
-	@$(BIN)/tandem controlplane build --operators jobset,lws,kuberay,mpi-operator,training-operator,trainer,volcano
+	@$(BIN)/tandem controlplane build --operators jobset,lws,kuberay,mpi-operator,training-operator,trainer,volcano,kueue
 	@TANDEM_OUTCOMES=docs/workloads.json $(BIN)/pytest -n0 tests/kinds
 	@$(BIN)/python helm/generate.py
 

@@ -22,11 +22,14 @@ from controlplane import binaries, build
 from controlplane.binaries import Program
 from controlplane.certificates import encode
 from controlplane.plane import ControlPlane, Manifest
+from tandem.contracts import names
 from tandem.errors import TandemError
 from tandem.local.processes import Process, free_port
 from tandem.local.waiting import wait_until
 
 _MANIFESTS = "manifests"
+#: How Kueue's quotas call the GPUs that a workload asks for by claims.
+CLAIMED_GPUS = "claimed-gpus"
 _DEFINITION = "CustomResourceDefinition"
 #: Where controller-runtime looks for a certificate that no setting names, below the folder for
 #: temporary files.
@@ -49,7 +52,8 @@ class Operator:
     `manifests` are patterns of files in its module that hold custom resources and webhooks,
     `settings` is its configuration file, where it has one, `arguments` are its flags. `namespace`,
     `objects` and `file`, which it does not read, have to be there when it starts. It says at
-    `ready`, by HTTP, that it is at work; at `port`, if it is one that the program has chosen.
+    `ready`, by HTTP, that it is at work; at `port`, if it is one that the program has chosen. A
+    folder of its choice, `certificates`, gets a certificate that it serves nothing with here.
     Of one that is `definitions_only` no program is built: somebody plays it.
     """
 
@@ -62,6 +66,7 @@ class Operator:
     port: int | None = None
     objects: tuple[Manifest, ...] = ()
     file: str = ""
+    certificates: str = ""
     definitions_only: bool = False
 
     @property
@@ -111,6 +116,20 @@ def _trainer(place: Place) -> Manifest:
     del settings["internalCertManagement"]
     webhook = {"host": "127.0.0.1", "port": place.webhooks}
     return {**settings, "webhook": webhook, "certManagement": {"enable": False}}
+
+
+def _kueue(place: Place) -> Manifest:
+    settings = dict(_configuration("kueue.x-k8s.io")(place))
+    mappings = [{"name": CLAIMED_GPUS, "deviceClassNames": [names.QUEUE_CLASS]}]
+    return {
+        **settings,
+        "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+        "namespace": "kueue-system",
+        "integrations": {"frameworks": ["batch/job"]},
+        "resources": {"deviceClassMappings": mappings},
+        # It would serve an API of its own, at a port of its choice.
+        "featureGates": {"VisibilityOnDemand": False},
+    }
 
 
 def _training_operator(place: Place) -> Sequence[str]:
@@ -181,6 +200,13 @@ OPERATORS: tuple[Operator, ...] = (
         _program("trainer", "github.com/kubeflow/trainer/v2", "cmd/trainer-controller-manager"),
         ("manifests/base/crds/trainer*.yaml", "manifests/base/webhook/manifests.yaml"),
         _trainer,
+    ),
+    Operator(
+        _program("kueue", "sigs.k8s.io/kueue", "cmd/kueue"),
+        ("config/components/crd/bases/*.yaml", "config/components/webhook/manifests.yaml"),
+        _kueue,
+        namespace="kueue-system",
+        certificates="/etc/kueue/metrics/certs",
     ),
     # Modules that its program needs cannot be had.
     Operator(
@@ -285,6 +311,9 @@ def _start_one(plane: ControlPlane, operator: Operator) -> None:
     if operator.file:
         Path(operator.file).parent.mkdir(parents=True, exist_ok=True)
         Path(operator.file).touch()
+    if operator.certificates:
+        shutil.rmtree(operator.certificates, ignore_errors=True)  # of an earlier plane
+        plane.write_serving_certificate(Path(operator.certificates))
     scratch = plane.folder / f"{operator.name}-tmp"
     place = Place(operator.port or free_port(), free_port(), scratch / _CERTIFICATES)
     plane.write_serving_certificate(place.certificates)
