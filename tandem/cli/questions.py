@@ -149,7 +149,8 @@ def job_of(read: Reader, namespace: str, name: str) -> Document:
             f"there is no job {namespace}/{name} that asks for GPUs of Tandem",
             f"in another namespace: tandem why {elsewhere}"
             if elsewhere
-            else "`tandem jobs` lists them; another namespace: -n NAMESPACE",
+            else "`tandem jobs` lists them; another namespace: -n NAMESPACE. A job that is "
+            "suspended, by Kueue for instance, is known once it has pods",
         ) from error
 
 
