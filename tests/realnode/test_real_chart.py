@@ -73,7 +73,7 @@ def test_every_component_is_ready_on_the_nodes_that_it_belongs_to(two_nodes: Rea
     [
         ("deployment/tandem-scheduler", "extender", 65532),
         ("deployment/tandem-predictor", "predictor", 65532),
-        ("daemonset/tandem-agent", "agent", 0),
+        ("daemonset/tandem-agent", "agent", 59405),
     ],
 )
 def test_components_run_without_rights(

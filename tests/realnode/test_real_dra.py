@@ -297,8 +297,10 @@ def test_pods_share_a_gpu_and_their_claims_say_so(dra: Dra) -> None:
 
 
 def test_the_api_server_takes_what_the_page_says(dra: Dra) -> None:
-    (block,) = re.findall(r"(?s)```yaml\n(.*?)```", (ROOT / "docs" / "handover.md").read_text())
-    dra.plane.kubectl("apply", "--dry-run=server", "-f", "-", stdin=block)
+    page = (ROOT / "docs" / "handover.md").read_text()
+    by_queue, by_scheduler = re.findall(r"(?s)```yaml\n(.*?)```", page)
+    for block in (by_queue, by_scheduler):
+        dra.plane.kubectl("apply", "--dry-run=server", "-f", "-", stdin=block)
 
 
 def test_a_claim_that_says_nothing_has_the_whole_gpu_and_frees_it(dra: Dra) -> None:

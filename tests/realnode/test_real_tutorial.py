@@ -110,6 +110,7 @@ def test_every_command_of_the_tutorial_works_and_shows_what_the_page_says(tmp_pa
     )
     assert first == second != whole
     explained = printed("tandem explain")
-    assert f"runs on real-0: {first}" in explained
+    node, _, index = first.removeprefix("GPU-").rpartition("-")
+    assert f"runs on {node}: {node}/{index}" in explained
     began = [int(n) for n in re.findall(r'"begins_at": (\d+)', printed("kubectl logs"))]
     assert any(began), "the second pod went on where the first had stopped"
