@@ -40,7 +40,8 @@ NODE_TOOLS = ("kubelet", "kube-proxy")
 #: The one that is made for the version of Kubernetes that is pinned.
 CONTROLLER_RUNTIME = "v0.25.2"
 #: Operators that are built with the libraries of their release. KubeRay 1.6.0 does not compile with
-#: the control plane's: controller-runtime has another way to make a webhook there.
+#: the control plane's: controller-runtime has another way to make a webhook there. Kueue was not
+#: tried with them.
 OWN_LIBRARIES = ("kuberay", "training-operator", "trainer", "kueue")
 CONTAINERD = "github.com/containerd/containerd/v2"
 CNI_PLUGINS = "github.com/containernetworking/plugins/plugins"

@@ -48,7 +48,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, needed: list[str]) -> Iterato
     with ControlPlane.start(
         nodes, scheduler=True, apiserver_args=[*gates, *served], manager_args=gates
     ) as plane:
-        cluster = KindsCluster(plane, tmp_path_factory.mktemp("kinds"), [invented.KIND])
+        cluster = KindsCluster(plane, tmp_path_factory.mktemp("kinds"), {"kinds": [invented.KIND]})
         experiments, volcano_jobs = invented.Controller(plane), volcano.Controller(plane)
         experiments.start()
         try:

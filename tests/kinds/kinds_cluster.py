@@ -33,26 +33,27 @@ QUEUE = {
 
 
 class KindsCluster:
-    """Two nodes of two simulated GPUs each, and Tandem."""
+    """Nodes of two simulated GPUs each, and Tandem with these settings of its extender."""
 
-    def __init__(self, plane: ControlPlane, folder: Path, kinds: Iterable[Object] = ()) -> None:
+    def __init__(self, plane: ControlPlane, folder: Path, config: Object) -> None:
         self.plane = plane
         self._folder = folder
-        config = {"queue": QUEUE, "kinds": list(kinds)}
-        values = {"scheduler": {"extender": {"config": config}}}
+        values = {"scheduler": {"extender": {"config": {"queue": QUEUE} | config}}}
         self.installation = Installation(plane, folder, values=values)
         self._teams: set[str] = set()
 
-    def start(self, started: Iterable[str]) -> None:
+    def start(
+        self, started: Iterable[str], nodes: Iterable[str] = NODES, hand_over: str = "environment"
+    ) -> None:
         """Start operators, then Tandem with an agent on each node."""
         operators.start(self.plane, started)
         self.installation.install()
         library = build(self._folder)
-        for node in NODES:
+        for node in nodes:
             state = self._folder / f"{node}.gpus"
             boards = [StubGpu(uuid=f"GPU-{node}-{index}") for index in range(GPUS_PER_NODE)]
             StubState(gpus=boards).write(state)
-            settings = {"report_interval_s": 1.0}
+            settings = {"report_interval_s": 1.0, "hand_over": hand_over}
             self.installation.start_agent(node, environment(library, state), settings)
 
     def team(self, name: str = "") -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ from kind_examples import Object
 from kinds_cluster import LENDER, KindsCluster
 
 from controlplane import ControlPlane, Node, operators, wait_until
-from controlplane.installation import Installation
-from node_agent.stub import StubGpu, StubState, build, environment
 from tandem.contracts import names
 from tandem.contracts.levels import levels_of
 
@@ -27,7 +24,7 @@ pytestmark = [
 
 API = "/apis/kueue.x-k8s.io/v1beta2"
 QUEUE_NAME = "kueue.x-k8s.io/queue-name"
-NODE, GPUS = "n0", 2
+NODE = "n0"  # of two GPUs
 WHOLE = {names.EXCLUSIVE: "true"}
 BOTH_WAYS = ("resource", "claims")
 QUEUES = "gpus"
@@ -36,27 +33,8 @@ QUEUES = "gpus"
 class KueueCluster(KindsCluster):
     """One node that hands its GPUs over by claims, under a ClusterQueue that may have one GPU."""
 
-    def __init__(self, plane: ControlPlane, folder: Path) -> None:
-        super().__init__(plane, folder)
-        config = {
-            "queue": {
-                "min_run_s": 0,
-                "preemption_cost_s": 0,
-                "max_preemptions_per_hour": 100,
-                "quotas": [{"namespace": LENDER, "gpus": GPUS}],
-            },
-            "admission": {"gpu_claims": True},
-        }
-        values = {"scheduler": {"extender": {"config": config}}}
-        self.installation = Installation(plane, folder, values=values)
-
-    def begin(self, folder: Path) -> None:
-        operators.start(self.plane, ["kueue"])
-        self.installation.install()
-        state = folder / f"{NODE}.gpus"
-        StubState(gpus=[StubGpu(uuid=f"GPU-{NODE}-{index}") for index in range(GPUS)]).write(state)
-        settings = {"report_interval_s": 1.0, "hand_over": "dra-queue"}
-        self.installation.start_agent(NODE, environment(build(folder), state), settings)
+    def begin(self) -> None:
+        self.start(["kueue"], (NODE,), "dra-queue")
         counted = [names.RESOURCE, operators.CLAIMED_GPUS]
         quotas = [{"name": each, "nominalQuota": 1} for each in counted]
         self.plane.apply(
@@ -145,10 +123,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KueueCluster]:
     need_control_plane("helm")
     if operators.missing([operators.by_name("kueue")]):
         pytest.skip("no operator kueue is built here: `make operators` builds it")
-    folder = tmp_path_factory.mktemp("kueue")
     with ControlPlane.start([Node(NODE, cpu=32)]) as plane:
-        cluster = KueueCluster(plane, folder)
-        cluster.begin(folder)
+        config = {"admission": {"gpu_claims": True}}
+        cluster = KueueCluster(plane, tmp_path_factory.mktemp("kueue"), config)
+        cluster.begin()
         yield cluster
 
 
