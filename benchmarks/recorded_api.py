@@ -3,7 +3,8 @@
 `python -m benchmarks.recorded_api --nodes 5000 --pods-per-node 8 --seed 1` prints its port and
 serves until its input is closed. Watches stay open and tell nothing, unless `--reports-per-s` says
 how many agents report a second; a tenth as many jobs change, and `/sent` counts both. Reviews of
-tokens and of rights are granted.
+tokens and of rights are granted. With `--hami`, nodes and pods say the same to HAMi's extender
+(`benchmarks.recorded_hami`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
+from benchmarks import recorded_hami
+
 Object = dict[str, Any]
 GPUS_PER_NODE = 8
 GIB = 2**30
@@ -26,6 +29,8 @@ GIB = 2**30
 PLANNED = 16
 _TIME = "2026-01-01T00:00:00.000000Z"
 _FAR_TIME = "2099-01-01T00:00:00.000000Z"  # reports that never grow stale
+#: What Go's client has to find in each object of a watch; other clients do not look at it.
+_KINDS = {"nodes": "Node", "pods": "Pod", "resourcequotas": "ResourceQuota"}
 
 
 def node_name(index: int) -> str:
@@ -41,18 +46,23 @@ def gpu_id(node: int, index: int) -> str:
 class Recorded:
     """All objects of a cluster, one list a resource, each item as JSON text."""
 
-    def __init__(self, nodes: int, pods_per_node: int, seed: int) -> None:
+    def __init__(self, nodes: int, pods_per_node: int, seed: int, *, hami: bool = False) -> None:
         choose = random.Random(seed)
         self.lists: dict[str, list[str]] = {
-            "nodes": [_text(_node(i), i) for i in range(nodes)],
+            "nodes": [_text(_node(i, hami=hami), i) for i in range(nodes)],
             "gpunodes": [_text(_gpu_node(i), i) for i in range(nodes)],
             "pods": [],
             "gpujobs": [],
+            "resourcequotas": [],
         }
         for number in range(nodes * pods_per_node):
             where, gpu = divmod(number, pods_per_node)
             gib = choose.choice((4, 8, 12, 16))
-            self.lists["pods"].append(_text(_pod(number, where, gpu % GPUS_PER_NODE), number))
+            pod = _pod(number, where, gpu % GPUS_PER_NODE)
+            if hami:
+                uuid = gpu_id(where, gpu % GPUS_PER_NODE)
+                recorded_hami.place(pod, node_name(where), uuid, gib * 1024)
+            self.lists["pods"].append(_text(pod, number))
             self.lists["gpujobs"].append(_text(_gpu_job(f"train-{number}", gib), number))
         for number in range(PLANNED):
             for name, gib in ((f"ask-{number}", 10), (f"big-{number}", 200)):
@@ -80,7 +90,7 @@ def _text(obj: Object, number: int) -> str:
     return json.dumps(obj)
 
 
-def _node(index: int) -> Object:
+def _node(index: int, *, hami: bool) -> Object:
     name = node_name(index)
     labels = {
         "kubernetes.io/hostname": name,
@@ -90,7 +100,7 @@ def _node(index: int) -> Object:
         "topology.kubernetes.io/region": "eu-west-1",
         "topology.kubernetes.io/zone": f"eu-west-1{'abc'[index % 3]}",
     }
-    return {
+    node: Object = {
         "metadata": {"name": name, "labels": labels},
         "spec": {"taints": [{"key": "tandem.gpu/gpu", "effect": "NoSchedule"}]},
         "status": {
@@ -98,6 +108,9 @@ def _node(index: int) -> Object:
             "images": [{"names": ["registry.example/train:1"], "sizeBytes": 10**9}] * 10,
         },
     }
+    if hami:
+        recorded_hami.register(node, [gpu_id(index, gpu) for gpu in range(GPUS_PER_NODE)])
+    return node
 
 
 def _gpu_node(index: int) -> Object:
@@ -226,6 +239,7 @@ def _gpu_job(name: str, gib: int) -> Object:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or a body waits 40 ms for the client's word on the head
     recorded: Recorded
     reports_per_s = 0.0
     written: ClassVar[dict[str, bytes]] = {}  # by path
@@ -237,8 +251,13 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         resource = url.path.rsplit("/", 1)[-1]
+        if "sendInitialEvents" in query:
+            refused = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 422}
+            self._answer(422, json.dumps(refused | {"reason": "Invalid"}).encode())
+            return
         if "watch" in query:
             self.send_response(200)
+            self.send_header("Content-Type", "application/json")
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             with suppress(BrokenPipeError, ConnectionResetError):  # the extender has ended
@@ -263,8 +282,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _watch(self, resource: str) -> None:
         rate = self.reports_per_s * {"gpunodes": 1.0, "gpujobs": 0.1}.get(resource, 0.0)
         number, due = 0, time.monotonic()
+        kind = {"kind": _KINDS[resource], "apiVersion": "v1"} if resource in _KINDS else {}
         while not self.ended.wait(max(0.0, due - time.monotonic()) if rate else 30):
-            line = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "1000000"}}}
+            bookmark = kind | {"metadata": {"resourceVersion": "1000000"}}
+            line = {"type": "BOOKMARK", "object": bookmark}
             if rate:
                 line = {"type": "MODIFIED", "object": self._changed(resource, number)}
                 number, due = number + 1, due + 1 / rate
@@ -293,6 +314,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Take any write; it can be read again, but is on no list."""
         self._write(200)
 
+    def do_PATCH(self) -> None:
+        """Take any change, as of an object that has nothing else; it is on no list."""
+        self._write(200)
+
     def _write(self, status: int) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         metadata = body.setdefault("metadata", {})
@@ -309,6 +334,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
+        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -324,9 +350,12 @@ def main() -> None:
     parser.add_argument("--pods-per-node", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--reports-per-s", type=float, default=0.0)
+    parser.add_argument("--hami", action="store_true")
     arguments = parser.parse_args()
     _Handler.reports_per_s = arguments.reports_per_s
-    _Handler.recorded = Recorded(arguments.nodes, arguments.pods_per_node, arguments.seed)
+    _Handler.recorded = Recorded(
+        arguments.nodes, arguments.pods_per_node, arguments.seed, hami=arguments.hami
+    )
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()

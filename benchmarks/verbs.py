@@ -61,8 +61,8 @@ class Cell:
 class Client:
     """One kept connection, without a library whose time would count."""
 
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+    def __init__(self, port: int, timeout_s: float = 30) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def post(self, path: str, body: bytes) -> tuple[bytes, float]:
@@ -91,13 +91,13 @@ class Client:
 
 @contextmanager
 def recorded_api(
-    nodes: int, pods_per_node: int, seed: int, reports_per_s: float = 0.0
+    nodes: int, pods_per_node: int, seed: int, reports_per_s: float = 0.0, *, hami: bool = False
 ) -> Iterator[int]:
     """Run the recorded API server; yield its port."""
     api = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.recorded_api", "--nodes", str(nodes),
          "--pods-per-node", str(pods_per_node), "--seed", str(seed),
-         "--reports-per-s", str(reports_per_s)],
+         "--reports-per-s", str(reports_per_s), *(["--hami"] if hami else [])],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True,
     )  # fmt: skip
     assert api.stdin is not None
@@ -144,6 +144,18 @@ def free_ports(count: int) -> list[int]:
 
 def _write_config(folder: Path, api_port: int, verbs_port: int, public_port: int) -> Path:
     """Write a kubeconfig of the recorded API server and the extender's configuration."""
+    write_kubeconfig(folder / "kubeconfig", api_port)
+    config = {
+        "kubeconfig": str(folder / "kubeconfig"),
+        "verbs": {"port": verbs_port},
+        "public": {"host": "127.0.0.1", "port": public_port},
+    }
+    (folder / "config.yaml").write_text(json.dumps(config))
+    return folder / "config.yaml"
+
+
+def write_kubeconfig(file: Path, api_port: int) -> None:
+    """Write how the recorded API server is reached."""
     kubeconfig = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -152,14 +164,7 @@ def _write_config(folder: Path, api_port: int, verbs_port: int, public_port: int
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
         "current-context": "c",
     }
-    (folder / "kubeconfig").write_text(json.dumps(kubeconfig))
-    config = {
-        "kubeconfig": str(folder / "kubeconfig"),
-        "verbs": {"port": verbs_port},
-        "public": {"host": "127.0.0.1", "port": public_port},
-    }
-    (folder / "config.yaml").write_text(json.dumps(config))
-    return folder / "config.yaml"
+    file.write_text(json.dumps(kubeconfig))
 
 
 def _wait_ready(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
