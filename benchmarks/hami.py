@@ -122,12 +122,15 @@ def _running(command: Sequence[str], api_port: int) -> Iterator[tuple[int, int]]
         write_kubeconfig(kubeconfig, api_port)
         started = [word.replace("{port}", str(port)) for word in command]
         with log.open("w") as file:
-            server = subprocess.Popen(
-                started,
-                env=os.environ | {"KUBECONFIG": str(kubeconfig)},
-                stdout=file,
-                stderr=file,
-            )
+            try:
+                server = subprocess.Popen(
+                    started,
+                    env=os.environ | {"KUBECONFIG": str(kubeconfig)},
+                    stdout=file,
+                    stderr=file,
+                )
+            except OSError as error:
+                sys.exit(f"HAMi's extender cannot be started: {error}")
         try:
             _wait(port, server, log)
             yield port, server.pid
@@ -160,6 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     parser.add_argument("command", nargs="+", help="what starts HAMi; {port} is where it listens")
     asked = parser.parse_args(arguments)
+    if not any("{port}" in word for word in asked.command):
+        parser.error("the command has no {port}: write it where HAMi takes its port")
     about = machine() | {"seed": asked.seed, "command": shlex.join(asked.command)}
     out.print(", ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
     size = (asked.nodes, asked.pods_per_node, asked.seed)

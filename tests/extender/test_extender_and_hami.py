@@ -106,6 +106,16 @@ def test_an_answer_that_is_an_error_ends_the_measurement(peer: list[str]) -> Non
 
 
 def test_an_extender_that_ends_says_its_last_words() -> None:
-    command = [sys.executable, "-c", "raise SystemExit('no such flag')"]
+    command = [sys.executable, "-c", "raise SystemExit('no such flag')", "{port}"]
     with pytest.raises(SystemExit, match="no such flag"):
         main([*size(5), "--", *command])
+
+
+def test_a_command_that_does_not_exist_or_has_no_port_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match=r"cannot be started.*no-such-extender"):
+        main([*size(5), "--", "no-such-extender", "{port}"])
+    with pytest.raises(SystemExit):
+        main([*size(5), "--", "scheduler"])
+    assert "{port}" in capsys.readouterr().err
