@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -25,24 +24,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.progress import track
 
 from benchmarks import recorded_hami
 from benchmarks.recorded_api import PLANNED, node_name, waiting_pod
 from benchmarks.verbs import (
     Client,
     Measured,
+    ask_in_turns,
     cpu_s,
     free_ports,
     machine,
     percentiles,
+    question,
     recorded_api,
     rss_mib,
     write_kubeconfig,
 )
-from tandem.cli.output import err, out, print_table
+from tandem.cli.output import out, print_table
 
-_TURN, _WARM_UP = 10, 10
+_TURN = 10
 _START_S, _ANSWER_S = 120, 120
 _ASKED_MIB = 12 * 1024  # as Tandem's waiting jobs: 10 GiB, and 2 at their peak
 
@@ -107,10 +107,8 @@ class Hami:
 def body(name: str, nodes: list[str]) -> bytes:
     """Return what kube-scheduler sends for a pod that asks HAMi for a part of a GPU."""
     pod = waiting_pod(name)
-    pod["metadata"]["uid"] = f"{pod['metadata']['name']}-uid"
     recorded_hami.ask(pod, _ASKED_MIB)
-    asked = {"Pod": pod, "Nodes": None, "NodeNames": nodes}
-    return json.dumps(asked, separators=(",", ":")).encode()
+    return question(pod, nodes)
 
 
 @contextmanager
@@ -135,7 +133,7 @@ def _running(command: Sequence[str], api_port: int) -> Iterator[tuple[int, int]]
             _wait(port, server, log)
             yield port, server.pid
         finally:
-            server.send_signal(signal.SIGKILL)
+            server.kill()
             server.wait(20)
 
 
@@ -170,14 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     size = (asked.nodes, asked.pods_per_node, asked.seed)
     with ExitStack() as stack:
         both = Hami(asked.command, *size, stack), Measured(*size, stack)
-        for each in both:
-            for number in range(_WARM_UP):
-                each.ask(number)
-            each.forget()
-        for start in track(range(0, asked.requests, _TURN), f"{asked.nodes} nodes", console=err):
-            for each in both:
-                for number in range(start, min(start + _TURN, asked.requests)):
-                    each.ask(_WARM_UP + number)
+        ask_in_turns(both, asked.requests, _TURN, f"{asked.nodes} nodes")
         hami, tandem = both[0].figures(), both[1].cell()
     rows = [
         ("HAMi, filter", hami.filter_p50_ms, hami.filter_p99_ms, hami.server_cpu_ms, hami.rss_mib),

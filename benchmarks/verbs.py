@@ -19,10 +19,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from rich.progress import track
@@ -181,6 +182,16 @@ def _wait_ready(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
     sys.exit(f"the extender ended, or was not ready in time:\n{log.read_text()[-2000:]}")
 
 
+class Asked(Protocol):
+    """What is asked questions and keeps how long the answers took."""
+
+    def ask(self, number: int) -> None:
+        """Ask the question of this number."""
+
+    def forget(self) -> None:
+        """Begin anew: what came before was to warm up."""
+
+
 class Measured:
     """One extender, and the times of its answers so far."""
 
@@ -243,20 +254,29 @@ def measure(
     """
     with ExitStack() as stack:
         measured = [Measured(nodes, pods, seed, stack, shuffled=shuffled) for pods in pods_per_node]
-        for each in measured:
-            for number in range(_TURN):
-                each.ask(number)
-            each.forget()
-        for start in track(range(0, requests, _TURN), f"{nodes} nodes", console=err):
-            for each in measured:
-                for number in range(start, min(start + _TURN, requests)):
-                    each.ask(_TURN + number)
+        ask_in_turns(measured, requests, _TURN, f"{nodes} nodes")
         return [each.cell() for each in measured]
+
+
+def ask_in_turns(asked: Sequence[Asked], requests: int, turn: int, label: str) -> None:
+    """Warm all up with a turn of questions each, then ask each `requests`, a turn at a time."""
+    for each in asked:
+        for number in range(turn):
+            each.ask(number)
+        each.forget()
+    for start in track(range(0, requests, turn), label, console=err):
+        for each in asked:
+            for number in range(start, min(start + turn, requests)):
+                each.ask(turn + number)
 
 
 def body(name: str, nodes: list[str]) -> bytes:
     """Return what kube-scheduler sends to both verbs."""
-    pod = waiting_pod(name)
+    return question(waiting_pod(name), nodes)
+
+
+def question(pod: dict[str, Any], nodes: list[str]) -> bytes:
+    """Return what kube-scheduler sends to an extender's verb about a pod and nodes by name."""
     pod["metadata"]["uid"] = f"{pod['metadata']['name']}-uid"
     asked = {"Pod": pod, "Nodes": None, "NodeNames": nodes}
     return json.dumps(asked, separators=(",", ":")).encode()  # as Go writes it

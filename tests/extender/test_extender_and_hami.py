@@ -15,7 +15,7 @@ NODES, PODS_PER_NODE = 20, 2
 #: An extender with HAMi's words: it reads nodes and pods as HAMi does, and answers with the node
 #: that has the most memory left for the pod's GPU; a pod that asks for too much gets no node.
 PEER = """
-import json, os, sys, urllib.request
+import json, os, sys, urllib.error, urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 port, way = int(sys.argv[1]), sys.argv[2]
@@ -27,6 +27,11 @@ def listed(resource):
         return json.load(answer)["items"]
 
 assert listed("resourcequotas") == []
+try:  # as Go's client does first; it lists and watches where that is refused
+    urllib.request.urlopen(f"{server}/api/v1/pods?watch=true&sendInitialEvents=true")
+    raise SystemExit("a list by watch is not recorded")
+except urllib.error.HTTPError as refused:
+    assert refused.code == 422 and json.load(refused)["reason"] == "Invalid"
 left = {}
 for node in listed("nodes"):
     metadata = node["metadata"]
