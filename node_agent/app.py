@@ -13,12 +13,13 @@ from pydantic import ValidationError
 
 from node_agent.config import AgentSettings
 from node_agent.dra.label import LabelReader
-from node_agent.handover import HandOver
+from node_agent.earlier import EarlierReport
+from node_agent.handover import HandOver, ways_in
 from node_agent.metrics import AgentCollector, ProcessFigures
 from node_agent.monitor import Monitor
 from node_agent.pods import PodDirectory
 from node_agent.progress import Progress
-from node_agent.publish import NodeWriter, Publisher, Rhythm, WriteError
+from node_agent.publish import NodeWriter, Publisher, Rhythm
 from node_agent.server import AgentServer
 from node_agent.tokens import TokenReviewer
 from tandem.contracts.resources import GPUNodeStatus
@@ -52,7 +53,8 @@ class Agent:
         self.latest: GPUNodeStatus | None = None
         self.monitor = Monitor(settings, pods=pods, hand_over=hand_over)
         self._label = label
-        self._writer = writer
+        self._earlier = EarlierReport(settings.node, writer)
+        self._remembers = False
         self._pods = pods
         self._progress = Progress(authenticator)
         self._publisher = Publisher(settings.node, writer)
@@ -75,7 +77,7 @@ class Agent:
 
     def trouble(self) -> str:
         """Return why the agent should be started anew, or ""."""
-        if self._publisher.broken:
+        if self._publisher.broken or self._earlier.broken:
             return "Reports are no longer written."
         gone = self.monitor.gone_for_s(time.monotonic())
         if gone > self.settings.health.well_for_s:
@@ -88,7 +90,8 @@ class Agent:
 
     def run(self) -> None:
         """Read and report until `stop`."""
-        self._remember()
+        self.monitor.hand_over.remember(None)
+        self._earlier.start()
         if self._pods:
             self._pods.start()
         if self._label:
@@ -109,6 +112,7 @@ class Agent:
                 jitter = self._random.uniform(1 - INTERVAL_JITTER, 1 + INTERVAL_JITTER)
                 self._stopping.wait(max(0.0, interval * jitter - (time.monotonic() - now)))
         finally:
+            self._earlier.stop()
             self._publisher.stop()
             self.server.stop()
             if self._pods:
@@ -119,25 +123,23 @@ class Agent:
             log.info("agent stopped node=%s", self.settings.node)
 
     def _report(self, now_s: float) -> None:
+        if not self._remembers and self._earlier.known.is_set():
+            self._remember(now_s)
         self.monitor.paces = self._progress.paces()
         status = self.monitor.status(now_s, stamp())
         self.latest = status
-        if self._rhythm.is_due(now_s, status):
+        if self._remembers and self._rhythm.is_due(now_s, status):
             self._publisher.submit(status)
 
-    def _remember(self) -> None:
+    def _remember(self, now_s: float) -> None:
         """Take the GPUs of the last report: those that cannot be read now are not forgotten."""
-        try:
-            known = self._writer.read(self.settings.node)
-        except WriteError as error:
-            log.warning("earlier report unknown node=%s error=%r", self.settings.node, str(error))
-            self.monitor.hand_over.remember(None)
-            return
-        if not known or not known.get("status"):
+        self._remembers = True
+        raw = (self._earlier.gpu_node or {}).get("status")
+        if not raw:
+            self.monitor.hand_over.remember_ways({})
             return
         try:
-            report = GPUNodeStatus.model_validate(known["status"])
-            self.monitor.remember(report, time.monotonic())
+            self.monitor.remember(GPUNodeStatus.model_validate(raw), now_s)
         except ValidationError as error:  # written by another version
             log.warning("earlier report not understood error=%r", error.errors()[0]["msg"])
-            self.monitor.hand_over.remember(None)
+            self.monitor.hand_over.remember_ways(ways_in(raw))

@@ -9,8 +9,9 @@ the extender says of its pods, decide. docs/decisions/0092 has the reasons.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from node_agent.outofmemory import unix_time
 from tandem.contracts.nodepods import NodeHolds
@@ -68,10 +69,18 @@ class HandOver:
         self._has_report = True
 
     def remember(self, report: GPUNodeStatus | None) -> None:
-        """Take the ways of an earlier report; None where there may be one that is not known."""
-        self._has_report = report is not None
-        if report is not None and self._holds is not None:
-            self._ways = {gpu.uuid: way_of(gpu) for gpu in report.gpus}
+        """Take the ways of an earlier report; None where it is not known whether there is one."""
+        if report is None:
+            self._has_report = False
+        else:
+            self.remember_ways({gpu.uuid: way_of(gpu) for gpu in report.gpus})
+
+    def remember_ways(self, ways: Mapping[str, str]) -> None:
+        """Take the ways of GPUs by UUID; those of others begin with that of the node."""
+        self._has_report = True
+        if self._holds is not None:
+            self._ways = dict(ways)
+        self._closed = {}
 
     def look(self, gpus: Iterable[str], now_s: float, stamp: str) -> dict[str, Handed]:
         """Return the ways of these GPUs for the report of now; `stamp` is its time, as RFC 3339."""
@@ -87,7 +96,8 @@ class HandOver:
         if uuid not in self._ways:
             fresh = target if self._has_report or self._holds is None else UNKNOWN
             if fresh is None:
-                return Handed(UNKNOWN, "how its node hands GPUs over is not known")
+                # No pod has had it. As `UNKNOWN` in a report, it would be closed to the next agent.
+                return Handed(ENVIRONMENT, "how its node hands GPUs over is not known")
             self._ways[uuid] = fresh
         way = self._ways[uuid]
         if self._holds is None or target is None:
@@ -148,8 +158,21 @@ class HandOver:
 
 def way_of(gpu: GPU) -> str:
     """Return the way of a GPU by what was reported of it; `UNKNOWN` where it was closed."""
-    if gpu.dra_shares is None:
+    return _way(gpu.shares, gpu.dra_shares)
+
+
+def ways_in(status: Mapping[str, Any]) -> dict[str, str]:
+    """Return the ways of the GPUs by UUID in a report of another version, as it is on the wire.
+
+    The API server has compared it with the definition: what is there has the right type.
+    """
+    gpus = status.get("gpus") or ()
+    return {gpu["uuid"]: _way(gpu.get("shares", 0), gpu.get("draShares")) for gpu in gpus}
+
+
+def _way(shares: int, dra_shares: int | None) -> str:
+    if dra_shares is None:
         return ENVIRONMENT
-    if gpu.shares:
+    if shares:
         return DRA_QUEUE
-    return DRA if gpu.dra_shares else UNKNOWN
+    return DRA if dra_shares else UNKNOWN

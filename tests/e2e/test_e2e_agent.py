@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -123,6 +124,12 @@ class Host:
             lambda: called <= {use.get("pod") for use in self.report()["pods"]},
             f"the agent of {self.name} names {called}",
         )
+
+    def measures(self) -> bool:
+        """Say whether the agent answers, and has found memory in use."""
+        with contextlib.suppress(httpx.TransportError):
+            return self.metric("tandem_node_memory_bytes", kind="used") > 0
+        return False
 
     def metric(self, name: str, **labels: str) -> float:
         """Return a series of the agent's /metrics."""
@@ -420,3 +427,27 @@ def test_agent_measures_on_while_the_api_server_is_away_and_tells_of_it_without_
     print(f"{after:.0f} reports in the first {elapsed:.0f} s")
     assert after <= 3 + elapsed
     assert site.still_runs(innocent)
+
+
+def test_an_agent_that_starts_while_the_api_server_is_away_offers_its_gpu_again(
+    site: Site, namespace: str
+) -> None:
+    host, plane = site.hosts["a"], site.cluster.plane
+    (resident,) = site.pair(namespace, "a", "resident")
+    server = plane.processes["kube-apiserver"]
+    server.kill()
+    try:
+        host.agent.kill()
+        host.agent.restart()
+        wait_until(host.measures, "the agent measures again")
+    finally:
+        server.restart()
+        plane.wait_ready()
+    began = time.monotonic()
+    plane.wait_scheduler("tandem-scheduler")
+    plane.processes["kube-controller-manager"].restart()
+    site.starts(namespace, "joins", "a")
+    joined = site.cluster.running(namespace, "joins")
+    print(f"shared again {time.monotonic() - began:.1f} s after the return")
+    assert joined["metadata"]["annotations"][DEVICES] == host.gpu
+    assert site.still_runs(resident)

@@ -252,7 +252,7 @@ def test_the_label_is_followed_and_what_cannot_be_followed_keeps_the_way():
     reader.look()
     assert (hand_over.target, hand_over.trouble) == (None, "")
     found = hand_over.look([G], 0.0, stamp(START_S))[G]
-    assert (found.way, bool(found.closed)) == (UNKNOWN, True)
+    assert (found.way, bool(found.closed)) == (ENVIRONMENT, True)
     api.create(NODES, {"metadata": {"name": "n0"}})
 
     def labelled(value):
