@@ -23,7 +23,7 @@ from scheduler_extender.verbs.answers import node_reason
 from tandem.contracts.prediction import ErrorBody
 from tandem.contracts.resources import GPUJobStatus
 from tandem.policy.job import Job
-from tandem.policy.pipeline import Pipeline, wanted
+from tandem.policy.pipeline import Pipeline, refusals, wanted
 from tandem.reasons.causes import Cause, Reason
 from tandem.reasons.words import WORDS, briefly, clause, in_common, in_full
 
@@ -233,29 +233,26 @@ def _reasons(
     suits = dict(zip(table.sorted_names, nodes.eligible(0).tolist(), strict=True))
     there = np.array([suits.get(node, False) for (node, _), _ in places], dtype=np.bool_)
     evaluation = pipeline.evaluate(worker, gpus)
+    refused_by = np.where(there, evaluation.refused_by, -1)
     counted = [
-        (constraint.kind, there & (evaluation.refused_by == index))
-        for index, constraint in enumerate(pipeline.constraints)
+        (
+            pipeline.constraints[index].kind,
+            pipeline.constraints[index].cause(worker, gpus, of[0]),
+            of,
+        )
+        for index, of in refusals(worker, gpus, pipeline.constraints, refused_by)
     ]
-    groups = [("fits", there & evaluation.allowed), *counted, ("nodes", ~there)]
-    causes = {
-        constraint.kind: constraint.cause(worker, gpus, int(np.argmax(of)))
-        for constraint, (_, of) in zip(pipeline.constraints, counted, strict=True)
-        if of.any()
-    }
-    says = {kind: in_common(cause) for kind, cause in causes.items()}
-    says |= {"fits": "these could take it", "nodes": "; ".join(map(clause, lacks))}
+    groups = [
+        ("fits", np.flatnonzero(there & evaluation.allowed), "these could take it"),
+        *((kind, of, in_common(cause)) for kind, cause, of in counted),
+        ("nodes", np.flatnonzero(~there), "; ".join(map(clause, lacks))),
+    ]
     lines = [
-        {
-            "reason": kind,
-            "gpus": int(of.sum()),
-            "nodes": len(np.unique(gpus.node[of])),
-            "says": says[kind],
-        }
-        for kind, of in groups
-        if of.any()
+        {"reason": kind, "gpus": len(of), "nodes": len(np.unique(gpus.node[of])), "says": says}
+        for kind, of, says in groups
+        if len(of)
     ]
-    refusing = [causes[kind].on(gpus=int(of.sum())) for kind, of in counted if kind in causes]
+    refusing = [cause.on(gpus=len(of)) for _, cause, of in counted]
     refusing.sort(key=lambda cause: -(cause.gpus or 0))
     return lines, (wanted(worker, there & evaluation.allowed), *refusing, *lacks)
 

@@ -36,7 +36,7 @@ from scheduler_extender.verbs.wire import (
 )
 from tandem.policy.cluster import GpuArrays
 from tandem.policy.job import Job
-from tandem.policy.pipeline import Evaluation, Pipeline, evaluate
+from tandem.policy.pipeline import Evaluation, Pipeline, evaluate, refusals
 from tandem.policy.ports import Constraint
 from tandem.policy.units import Bools, Floats, Ints
 from tandem.reasons.causes import Cause
@@ -356,13 +356,16 @@ class Verbs:
             slots[:_EXPLAINED], in_full, np.arange(len(in_full), dtype=np.int64)
         )
         rest = slots[_EXPLAINED:]
-        refused_by = _by_node(evaluation.refused_by, -1, table.across[:, rest])
-        mostly = _most_frequent(refused_by, len(constraints))
-        in_common = [""] * len(constraints)
-        for index in np.flatnonzero(np.bincount(mostly)).tolist():
-            one = np.flatnonzero(evaluation.refused_by == index)[:1]
-            cause = constraints[index].cause(job, self._state.gpus.take(one), 0)
-            in_common[index] = reason_of_many(cause, pod.gpus)
+        groups = refusals(job, self._state.gpus, constraints, evaluation.refused_by)
+        refused_for = _by_node(groups.group, -1, table.across[:, rest])
+        mostly = _most_frequent(refused_for, len(groups.constraints))
+        in_common = [""] * len(groups.constraints)
+        for group in np.flatnonzero(np.bincount(mostly)).tolist():
+            one = np.flatnonzero(groups.group == group)[:1]
+            constraint = constraints[groups.constraints[group]]
+            in_common[group] = reason_of_many(
+                constraint.cause(job, self._state.gpus.take(one), 0), pod.gpus
+            )
         return first, table.encoder.members(rest, in_common, mostly)
 
 

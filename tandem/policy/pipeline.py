@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +60,38 @@ def scores(job: Job, gpus: GpuArrays, scorers: Sequence[Scorer]) -> Floats:
     for scorer in scorers:
         score += scorer(job, gpus) * (scorer.weight / total)
     return score
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """GPUs in groups: each is refused by one constraint, for one reason."""
+
+    group: Ints  # (gpus,), -1 where allowed
+    constraints: tuple[int, ...]  # index of the constraint, by group
+
+    def __iter__(self) -> Iterator[tuple[int, Ints]]:
+        """Yield the constraint and the rows of each group, in the order of the constraints."""
+        for group, constraint in enumerate(self.constraints):
+            yield constraint, np.flatnonzero(self.group == group)
+
+
+def refusals(
+    job: Job, gpus: GpuArrays, constraints: Sequence[Constraint], refused_by: Ints
+) -> Refusals:
+    """Put GPUs in groups by why they are refused; `refused_by` (gpus,) is what `evaluate` says."""
+    code = refused_by * _REASONS
+    for index in np.flatnonzero(np.bincount(refused_by + 1)[1:]).tolist():
+        reasons = constraints[index].reasons(job, gpus)
+        if reasons is not None:
+            code = np.where(refused_by == index, code + reasons, code)
+    first = _REASONS  # the code of those that are allowed is -4
+    seen = np.flatnonzero(np.bincount(code + first)[first:])
+    group_of = np.full(int(seen[-1]) + first + 1 if len(seen) else 1, -1, dtype=np.int64)
+    group_of[seen + first] = np.arange(len(seen))
+    return Refusals(group_of[code + first], tuple((seen // _REASONS).tolist()))
+
+
+_REASONS = 4  # of one constraint, at most
 
 
 def best_rows(evaluation: Evaluation, rows: Ints, wanted: int) -> Ints | None:
@@ -198,11 +230,11 @@ class Pipeline:
 
         A tenant reads them, who need not know what nodes and GPUs are called.
         """
-        found: list[Cause] = []
-        for index, constraint in enumerate(self.constraints):
-            rows = np.flatnonzero(evaluation.refused_by == index)
-            if len(rows):
-                found.append(constraint.cause(job, gpus, int(rows[0])).on(gpus=len(rows)))
+        groups = refusals(job, gpus, self.constraints, evaluation.refused_by)
+        found = [
+            self.constraints[index].cause(job, gpus, int(rows[0])).on(gpus=len(rows))
+            for index, rows in groups
+        ]
         return tuple(sorted(found, key=lambda cause: -(cause.gpus or 0)))
 
 

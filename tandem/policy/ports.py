@@ -31,6 +31,10 @@ class Policy(NoFlagForNumber):
         """Of a constraint or scorer: its counterpart in a compiled cycle; None: it has none."""
         return None
 
+    def reasons(self, job: Job, gpus: GpuArrays) -> Ints | None:
+        """Of a constraint: which of its reasons `cause` gives; None: there is only one."""
+        return None
+
 
 class Dispatch(Policy):
     """Base of the dispatches: what the caller of one must know of it, apart from its parameters."""
@@ -130,6 +134,13 @@ class Constraint(Protocol):
         """Return why `row` may not take `job`: the reason, with value and bound where it has any.
 
         Where it may: what the status says of the GPU nevertheless.
+        """
+        ...
+
+    def reasons(self, job: Job, gpus: GpuArrays) -> Ints | None:
+        """Return (gpus,) which of its reasons `cause` gives for each, from 0 on and below 4.
+
+        Equal where the reason is the same; None where there is only one.
         """
         ...
 

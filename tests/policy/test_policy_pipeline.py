@@ -1,5 +1,6 @@
 """Scenarios: each reads like the sentence it proves."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -205,6 +206,56 @@ def test_the_constraint_that_refuses_most_is_named_first(first: int, second: int
     two = [each.cause(Job(id="j"), snapshot.gpus, 0).reason for each in pipeline.constraints[:2]]
     expected = sorted(zip(two, (first, second), strict=True), key=lambda each: -each[1])
     assert [(each.reason, each.gpus) for each in found] == expected
+
+
+@st.composite
+def gpus_of_all_kinds(draw: st.DrawFn) -> GpuArrays:
+    """GPUs that one constraint may refuse for different reasons."""
+    count = draw(st.integers(1, 12))
+
+    def each(values: st.SearchStrategy[object], dtype: type) -> np.ndarray:
+        return np.array([draw(values) for _ in range(count)], dtype=dtype)
+
+    empty = Snapshot.from_rows([("n0", f"g{i}", 80.0) for i in range(count)]).gpus
+    return replace(
+        empty,
+        shares=each(st.integers(0, 2), np.int64),
+        jobs=each(st.integers(0, 3), np.int64),
+        exclusive=each(st.booleans(), np.bool_),
+        memory_capacity_gib=each(st.sampled_from([0.0, 8.0, 80.0]), np.float64),
+        memory_base_gib=each(st.sampled_from([0.0, 70.0]), np.float64),
+    )
+
+
+@given(gpus=gpus_of_all_kinds(), memory=st.sampled_from([4.0, 40.0, 90.0]), alone=st.booleans())
+def test_each_gpu_is_counted_with_its_own_reason(
+    gpus: GpuArrays, memory: float, *, alone: bool
+) -> None:
+    asks = Job(id="ns/j", memory_base_gib=memory, exclusive=alone)
+    evaluation = PIPELINE.evaluate(asks, gpus)
+    expected = Counter(
+        PIPELINE.constraints[index].cause(asks, gpus, row).reason
+        for row, index in enumerate(evaluation.refused_by.tolist())
+        if index >= 0
+    )
+    found = PIPELINE.refusals(asks, gpus, evaluation)
+    assert {each.reason: each.gpus for each in found} == expected
+    assert len(found) == len(expected)
+
+
+def test_a_pair_that_never_gets_along_has_another_reason_than_a_slow_one() -> None:
+    slow = np.array([0.0, np.inf, 3.0])
+    asks = Job(id="ns/j", memory_base_gib=4.0, own_slowdown=slow, caused_slowdown=slow)
+    empty = Snapshot.from_rows([("n0", "g0", 80.0), ("n0", "g1", 80.0)]).gpus
+    residents = empty.resident_class.copy()
+    residents[:, 0] = [1, 2]
+    gpus = replace(empty, resident_class=residents)
+    bound = next(each for each in PIPELINE.constraints if each.kind == "interference")
+    reasons = [bound.cause(asks, gpus, row).reason for row in range(2)]
+    assert reasons == [Reason.BAD_NEIGHBOURS, Reason.SLOWDOWN]
+    numbers = bound.reasons(asks, gpus)
+    assert numbers is not None
+    assert len(set(numbers.tolist())) == 2
 
 
 def test_a_quarantined_gpu_takes_no_job_and_its_refusal_says_why() -> None:

@@ -12,7 +12,7 @@ from tandem.policy.columns import Demands
 from tandem.policy.equations.ojpp import slowdown_with
 from tandem.policy.job import EMPTY_SLOT, UNKNOWN, Job
 from tandem.policy.ports import Policy
-from tandem.policy.units import Bools, Floats
+from tandem.policy.units import Bools, Floats, Ints
 from tandem.reasons.causes import Cause, Reason, figure
 
 
@@ -53,6 +53,10 @@ class Interference(Policy):
         if worst is None:
             return Cause(Reason.BAD_NEIGHBOURS)
         return Cause(Reason.SLOWDOWN, value=worst, bound=self.max_interference)
+
+    def reasons(self, job: Job, gpus: GpuArrays) -> Ints:
+        """Return (gpus,): never to be put together, or too slow."""
+        return np.isfinite(self._worst(job, gpus)).astype(np.int64)
 
     def _worst(self, job: Job, gpus: GpuArrays) -> Floats:
         if job.own_slowdown is None or job.caused_slowdown is None:

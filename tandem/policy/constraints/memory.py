@@ -12,7 +12,7 @@ from tandem.policy.columns import Demands
 from tandem.policy.equations.collision import collision_probability, memory_needed_gib
 from tandem.policy.job import Job
 from tandem.policy.ports import Policy
-from tandem.policy.units import Bools, Floats
+from tandem.policy.units import Bools, Floats, Ints
 from tandem.reasons.causes import Cause, Reason, figure
 
 
@@ -46,6 +46,12 @@ class MemoryCapacity(Policy):
         if job.memory_peak_gib > there:
             return Cause(Reason.MEMORY_ALONE, value=figure(job.memory_peak_gib), bound=there)
         return Cause(Reason.MEMORY, value=figure(self._needed(job, gpus)[row]), bound=there)
+
+    def reasons(self, job: Job, gpus: GpuArrays) -> Ints:
+        """Return (gpus,): the size is unknown, too small for the job alone, or for all."""
+        there = gpus.memory_capacity_gib
+        unknown = (there == 0) & (gpus.shares > 0)
+        return np.where(unknown, 0, np.where(job.memory_peak_gib > there, 1, 2))
 
     def _fits(self, job: Job | Demands, gpus: GpuArrays) -> Bools:
         fits: Bools = self._needed(job, gpus) <= gpus.memory_capacity_gib

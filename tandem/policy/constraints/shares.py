@@ -46,6 +46,10 @@ class Shares(Policy):
         reason = Reason.CLOSED if taken > offered else Reason.PLACES_TAKEN
         return Cause(reason, value=taken, bound=offered)
 
+    def reasons(self, job: Job, gpus: GpuArrays) -> Ints:
+        """Return (gpus,): nothing is offered, more jobs run than places, or all are taken."""
+        return np.where(gpus.shares == 0, 0, np.where(gpus.jobs > self._offered(gpus), 1, 2))
+
     def _offered(self, gpus: GpuArrays) -> Ints:
         return gpus.shares if self.at_most is None else np.minimum(gpus.shares, self.at_most)
 
@@ -72,3 +76,7 @@ class Exclusive(Policy):
         if gpus.exclusive[row]:
             return Cause(Reason.NOT_SHARED)
         return Cause(Reason.NEEDS_WHOLE_GPU, value=int(gpus.jobs[row]))
+
+    def reasons(self, job: Job, gpus: GpuArrays) -> Ints:
+        """Return (gpus,): the job there shares with none, or the new one does not."""
+        return gpus.exclusive.astype(np.int64)
