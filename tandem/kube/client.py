@@ -9,6 +9,7 @@ The calls block; an event loop runs them with `asyncio.to_thread` or a pool of i
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,7 +23,7 @@ from tandem.kube.credentials import (
     bearer_token,
     load_credentials,
 )
-from tandem.kube.errors import Conflict, from_response, unreachable
+from tandem.kube.errors import Conflict, Forbidden, KubeError, from_response, unreachable
 from tandem.kube.jsontext import decoded, encoded
 from tandem.kube.resource import PODS, Resource
 
@@ -33,6 +34,9 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 10.0
 #: The API server itself tries an eviction again for 10 s while the pod keeps changing.
 EVICTION_TIMEOUT_S = 15.0
+#: An API server that has just started refuses everybody until it has read who may do what: some
+#: 20 ms, in which it refuses to say as well whether it is ready.
+ROLES_READ_S = 0.5
 #: The size of a page of a list. Decoding one holds the interpreter for about 5 ms.
 PAGE_SIZE = 100
 
@@ -99,8 +103,39 @@ class KubeClient:
 
         Raises:
             Invalid: the body cannot be sent as JSON.
-            KubeError: the answer is not 2xx, or there is none.
+            Unavailable: there is no answer, or a refusal by an API server that is not ready yet.
+            KubeError: the answer is not 2xx.
         """
+        try:
+            return self._open(method, path, query, body, content_type, read_timeout_s)
+        except Forbidden as error:
+            if self._is_ready():
+                raise
+            what = f"{method} {path}: the API server is not ready, and refused: {error}"
+            raise unreachable(what, maybe_done=False) from error
+
+    def _is_ready(self) -> bool:
+        """Say whether the API server is ready; True where we may not ask it."""
+        for pause_s in (0.0, ROLES_READ_S):
+            time.sleep(pause_s)
+            try:
+                self._open("GET", "/readyz").release_conn()
+            except Forbidden:
+                continue
+            except KubeError as error:
+                return 0 < error.status < 500
+            return True
+        return True
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        content_type: str = "application/json",
+        read_timeout_s: float = READ_TIMEOUT_S,
+    ) -> urllib3.BaseHTTPResponse:
         content_sent = None if body is None else encoded(body)
         headers = {
             "Accept": "application/json",

@@ -86,6 +86,31 @@ def test_errors_are_typed(serve, answer, kind):
         assert caught.value.retry_after_s == 3
 
 
+READY, UNREADY, REFUSED = (200, {}), (500, {}), status(403, "Forbidden")
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind"),
+    [
+        ([READY], errors.Forbidden),
+        ([UNREADY], errors.Unavailable),
+        ([REFUSED, UNREADY], errors.Unavailable),
+        ([REFUSED, READY], errors.Forbidden),
+        ([REFUSED, REFUSED], errors.Forbidden),  # who we are may not even ask
+        ([status(404, "NotFound")], errors.Forbidden),  # a proxy that knows objects alone
+    ],
+)
+def test_a_refusal_counts_once_the_api_server_is_ready(serve, monkeypatch, answers, kind):
+    monkeypatch.setattr("tandem.kube.client.ROLES_READ_S", 0.01)
+    left = list(answers)
+    api = serve(lambda request: left.pop(0) if request.path == "/readyz" else REFUSED)
+    with pytest.raises(kind) as caught:
+        KubeClient.with_token(api.host, "t").create(PODS, {"metadata": {"name": "p"}}, "ns")
+    assert left == []
+    assert [request.method for request in api.requests] == ["POST", *["GET"] * len(answers)]
+    assert kind is errors.Forbidden or not caught.value.maybe_done
+
+
 def test_no_connection_means_certainly_not_done():
     with pytest.raises(errors.Unavailable) as caught:
         KubeClient.with_token("http://127.0.0.1:9", "t").get(PODS, "p", "ns")
