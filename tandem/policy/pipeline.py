@@ -79,19 +79,19 @@ def refusals(
     job: Job, gpus: GpuArrays, constraints: Sequence[Constraint], refused_by: Ints
 ) -> Refusals:
     """Put GPUs in groups by why they are refused; `refused_by` (gpus,) is what `evaluate` says."""
-    code = refused_by * _REASONS
+    group = np.full(len(refused_by), -1, dtype=np.int64)
+    by = list[int]()
     for index in np.flatnonzero(np.bincount(refused_by + 1)[1:]).tolist():
+        refused = refused_by == index
         reasons = constraints[index].reasons(job, gpus)
-        if reasons is not None:
-            code = np.where(refused_by == index, code + reasons, code)
-    first = _REASONS  # the code of those that are allowed is -4
-    seen = np.flatnonzero(np.bincount(code + first)[first:])
-    group_of = np.full(int(seen[-1]) + first + 1 if len(seen) else 1, -1, dtype=np.int64)
-    group_of[seen + first] = np.arange(len(seen))
-    return Refusals(group_of[code + first], tuple((seen // _REASONS).tolist()))
-
-
-_REASONS = 4  # of one constraint, at most
+        if reasons is None:
+            group[refused] = len(by)
+            by.append(index)
+            continue
+        for number in np.flatnonzero(np.bincount(reasons[refused])).tolist():
+            group[refused & (reasons == number)] = len(by)
+            by.append(index)
+    return Refusals(group, tuple(by))
 
 
 def best_rows(evaluation: Evaluation, rows: Ints, wanted: int) -> Ints | None:

@@ -138,7 +138,7 @@ class Constraint(Protocol):
         ...
 
     def reasons(self, job: Job, gpus: GpuArrays) -> Ints | None:
-        """Return (gpus,) which of its reasons `cause` gives for each, from 0 on and below 4.
+        """Return (gpus,) which of its reasons `cause` gives for each, from 0 on.
 
         Equal where the reason is the same; None where there is only one.
         """

@@ -54,8 +54,11 @@ class Interference(Policy):
             return Cause(Reason.BAD_NEIGHBOURS)
         return Cause(Reason.SLOWDOWN, value=worst, bound=self.max_interference)
 
-    def reasons(self, job: Job, gpus: GpuArrays) -> Ints:
-        """Return (gpus,): never to be put together, or too slow."""
+    def reasons(self, job: Job, gpus: GpuArrays) -> Ints | None:
+        """Return (gpus,): never to be put together, or too slow; None where all get along."""
+        slowdowns = (job.own_slowdown, job.caused_slowdown, gpus.resident_slowdown)
+        if all(each is None or np.isfinite(each).all() for each in slowdowns):
+            return None
         return np.isfinite(self._worst(job, gpus)).astype(np.int64)
 
     def _worst(self, job: Job, gpus: GpuArrays) -> Floats:

@@ -47,11 +47,14 @@ class MemoryCapacity(Policy):
             return Cause(Reason.MEMORY_ALONE, value=figure(job.memory_peak_gib), bound=there)
         return Cause(Reason.MEMORY, value=figure(self._needed(job, gpus)[row]), bound=there)
 
-    def reasons(self, job: Job, gpus: GpuArrays) -> Ints:
+    def reasons(self, job: Job, gpus: GpuArrays) -> Ints | None:
         """Return (gpus,): the size is unknown, too small for the job alone, or for all."""
         there = gpus.memory_capacity_gib
+        alone = job.memory_peak_gib > there
+        if there.all() and (alone.all() or not alone.any()):
+            return None
         unknown = (there == 0) & (gpus.shares > 0)
-        return np.where(unknown, 0, np.where(job.memory_peak_gib > there, 1, 2))
+        return np.where(unknown, 0, np.where(alone, 1, 2))
 
     def _fits(self, job: Job | Demands, gpus: GpuArrays) -> Bools:
         fits: Bools = self._needed(job, gpus) <= gpus.memory_capacity_gib

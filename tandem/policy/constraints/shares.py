@@ -46,9 +46,12 @@ class Shares(Policy):
         reason = Reason.CLOSED if taken > offered else Reason.PLACES_TAKEN
         return Cause(reason, value=taken, bound=offered)
 
-    def reasons(self, job: Job, gpus: GpuArrays) -> Ints:
+    def reasons(self, job: Job, gpus: GpuArrays) -> Ints | None:
         """Return (gpus,): nothing is offered, more jobs run than places, or all are taken."""
-        return np.where(gpus.shares == 0, 0, np.where(gpus.jobs > self._offered(gpus), 1, 2))
+        closed = gpus.jobs > self._offered(gpus)
+        if gpus.shares.all() and not closed.any():
+            return None
+        return np.where(gpus.shares == 0, 0, np.where(closed, 1, 2))
 
     def _offered(self, gpus: GpuArrays) -> Ints:
         return gpus.shares if self.at_most is None else np.minimum(gpus.shares, self.at_most)
@@ -77,6 +80,6 @@ class Exclusive(Policy):
             return Cause(Reason.NOT_SHARED)
         return Cause(Reason.NEEDS_WHOLE_GPU, value=int(gpus.jobs[row]))
 
-    def reasons(self, job: Job, gpus: GpuArrays) -> Ints:
+    def reasons(self, job: Job, gpus: GpuArrays) -> Ints | None:
         """Return (gpus,): the job there shares with none, or the new one does not."""
-        return gpus.exclusive.astype(np.int64)
+        return gpus.exclusive.astype(np.int64) if gpus.exclusive.any() else None
