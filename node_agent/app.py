@@ -53,11 +53,11 @@ class Agent:
         self.latest: GPUNodeStatus | None = None
         self.monitor = Monitor(settings, pods=pods, hand_over=hand_over)
         self._label = label
-        self._earlier = EarlierReport(settings.node, writer)
-        self._remembers = False
         self._pods = pods
         self._progress = Progress(authenticator)
         self._publisher = Publisher(settings.node, writer)
+        self._earlier = EarlierReport(settings.node, writer, self._publisher.note_failure)
+        self._remembers = False
         self._random = random.Random()  # noqa: S311 - spreads load, guards no secret
         self._rhythm = Rhythm(settings.report_interval_s, self._random)
         self._stopping = threading.Event()

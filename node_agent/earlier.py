@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections.abc import Callable
 
 from node_agent.publish import RETRY_MAX_S, RETRY_MIN_S, NodeWriter, Object, WriteError
 
@@ -19,14 +20,20 @@ FIRST_READ_S = 5.0
 
 
 class EarlierReport:
-    """Reads the node's GPUNode once, in a thread of its own, again and again until it succeeds."""
+    """Reads the node's GPUNode once, in a thread of its own, again and again until it succeeds.
 
-    def __init__(self, node: str, writer: NodeWriter) -> None:
+    `failed` is called after each attempt that gets no answer.
+    """
+
+    def __init__(
+        self, node: str, writer: NodeWriter, failed: Callable[[], None] = lambda: None
+    ) -> None:
         #: The object as it was last written, None where there is none; valid once `known` is set.
         self.gpu_node: Object | None = None
         self.known = threading.Event()
         self._node = node
         self._writer = writer
+        self._failed = failed
         self._tried = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="earlier-report", daemon=True)
@@ -52,6 +59,7 @@ class EarlierReport:
             try:
                 self.gpu_node = self._writer.read(self._node)
             except WriteError as error:
+                self._failed()
                 self._tried.set()
                 log.warning("earlier report unknown node=%s error=%r", self._node, str(error))
                 self._stopping.wait(retry_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load

@@ -193,6 +193,10 @@ class Publisher:
         started = self._thread.ident is not None
         return started and not self._thread.is_alive() and not self._stopping
 
+    def note_failure(self) -> None:
+        """Count an attempt without which nothing can be written: to read what is there."""
+        self.failed += 1
+
     def submit(self, status: GPUNodeStatus) -> None:
         """Let `status` be written next; one that still waits is dropped."""
         with self._wake:

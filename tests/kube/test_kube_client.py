@@ -111,6 +111,18 @@ def test_a_refusal_counts_once_the_api_server_is_ready(serve, monkeypatch, answe
     assert kind is errors.Forbidden or not caught.value.maybe_done
 
 
+def test_many_refusals_ask_once_whether_the_api_server_is_ready(serve, monkeypatch):
+    """As when a namespace with many pods is being deleted, in which no event may be written."""
+    monkeypatch.setattr("tandem.kube.client.READY_FOR_S", 3600.0)
+    api = serve(lambda request: READY if request.path == "/readyz" else REFUSED)
+    client = KubeClient.with_token(api.host, "t")
+    for _ in range(20):
+        with pytest.raises(errors.Forbidden):
+            client.get(PODS, "p", "ns")
+    asked = [request.path for request in api.requests].count("/readyz")
+    assert asked == 1
+
+
 def test_no_connection_means_certainly_not_done():
     with pytest.raises(errors.Unavailable) as caught:
         KubeClient.with_token("http://127.0.0.1:9", "t").get(PODS, "p", "ns")

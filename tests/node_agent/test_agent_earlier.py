@@ -86,6 +86,7 @@ def test_what_was_reported_is_read_before_it_is_replaced(start, before):
     wait_for(lambda: agent.latest is not None and agent.latest.gpus)
     assert agent.latest.gpus[0].shares == 0
     assert api.written == [], "it would take the place of what is not known yet"
+    wait_for(lambda: agent._publisher.failed > 0)  # as TandemAgentReportsFail counts
     api.there.set()
     wait_for(lambda: api.written)
     assert [(gpu.uuid, gpu.shares, gpu.dra_shares) for gpu in api.written[0].gpus] == [
