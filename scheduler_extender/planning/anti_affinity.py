@@ -54,10 +54,10 @@ class AntiAffinity:
         if known is not None and known.refusals:
             self._known[key] = _Known(neighbours=known.neighbours)
 
-    def rests(self, key: Key, now_s: float) -> bool:
-        """Say whether a gang is not planned yet."""
+    def rests_until_s(self, key: Key) -> float:
+        """Return until when a gang is not planned; 0 where it never rested."""
         known = self._known.get(key)
-        return known is not None and now_s < known.rests_until_s
+        return 0.0 if known is None else known.rests_until_s
 
     def all(self, now_s: float) -> dict[Key, Avoids]:
         """Return what each gang avoids now."""

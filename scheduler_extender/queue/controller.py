@@ -555,7 +555,9 @@ class Controller:
             self._reason_writer.forget(gang.key)
         elif record.status.reason not in _OF_CYCLES:
             self._reason_writer.overwritten(gang.key)
-        if not self._anti_affinity.rests(gang.key, now):
+        if (rests_s := self._anti_affinity.rests_until_s(gang.key)) > now:
+            self.work.later(gang.key, rests_s)  # at each look: an earlier one takes its place
+        else:
             self._pending.note(gang, record, now)
 
     def _forget(self, key: Key) -> None:

@@ -170,7 +170,10 @@ class WorkQueue:
         self._failed.pop(key, None)
 
     def later(self, key: Key, at_s: float) -> None:
-        """Have a key looked at at a time, or before it if it is due earlier already."""
+        """Have a key looked at at a time, or before it if it is due earlier already.
+
+        Only the earliest time is kept: each look asks anew for what it waits for.
+        """
         known = self._due.get(key)
         if known is None or at_s < known:
             self._due[key] = at_s

@@ -292,7 +292,6 @@ class Reconciler:
             nodes = {pod.node for pod in record.status.plan.pods}
             rests_until_s = self._anti_affinity.refused(gang.key, nodes, now)
             if rests_until_s > now:
-                self._later(gang.key, rests_until_s)
                 status = lifecycle.rests(status, rests_until_s - now)
         if status is not record.status or self._should_count(gang, now, self._count_every_s()):
             self._counted_at[gang.key] = now
