@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from node_agent.config import AgentSettings
 from node_agent.dra.label import LabelReader
-from node_agent.earlier import EarlierReport
 from node_agent.handover import HandOver, ways_in
 from node_agent.metrics import AgentCollector, ProcessFigures
 from node_agent.monitor import Monitor
@@ -56,7 +55,6 @@ class Agent:
         self._pods = pods
         self._progress = Progress(authenticator)
         self._publisher = Publisher(settings.node, writer)
-        self._earlier = EarlierReport(settings.node, writer, self._publisher.note_failure)
         self._remembers = False
         self._random = random.Random()  # noqa: S311 - spreads load, guards no secret
         self._rhythm = Rhythm(settings.report_interval_s, self._random)
@@ -77,7 +75,7 @@ class Agent:
 
     def trouble(self) -> str:
         """Return why the agent should be started anew, or ""."""
-        if self._publisher.broken or self._earlier.broken:
+        if self._publisher.broken:
             return "Reports are no longer written."
         gone = self.monitor.gone_for_s(time.monotonic())
         if gone > self.settings.health.well_for_s:
@@ -91,13 +89,12 @@ class Agent:
     def run(self) -> None:
         """Read and report until `stop`."""
         self.monitor.hand_over.remember(None)
-        self._earlier.start()
+        self._publisher.start()
         if self._pods:
             self._pods.start()
         if self._label:
             self._label.start()
         self.server.start()
-        self._publisher.start()
         log.info("agent started node=%s port=%d", self.settings.node, self.server.port)
         try:
             looked_s, asked = float("-inf"), set[str]()
@@ -112,7 +109,6 @@ class Agent:
                 jitter = self._random.uniform(1 - INTERVAL_JITTER, 1 + INTERVAL_JITTER)
                 self._stopping.wait(max(0.0, interval * jitter - (time.monotonic() - now)))
         finally:
-            self._earlier.stop()
             self._publisher.stop()
             self.server.stop()
             if self._pods:
@@ -123,7 +119,7 @@ class Agent:
             log.info("agent stopped node=%s", self.settings.node)
 
     def _report(self, now_s: float) -> None:
-        if not self._remembers and self._earlier.known.is_set():
+        if not self._remembers and self._publisher.known.is_set():
             self._remember(now_s)
         self.monitor.paces = self._progress.paces()
         status = self.monitor.status(now_s, stamp())
@@ -134,7 +130,7 @@ class Agent:
     def _remember(self, now_s: float) -> None:
         """Take the GPUs of the last report: those that cannot be read now are not forgotten."""
         self._remembers = True
-        raw = (self._earlier.gpu_node or {}).get("status")
+        raw = (self._publisher.earlier or {}).get("status")
         if not raw:
             self.monitor.hand_over.remember_ways({})
             return

@@ -222,7 +222,9 @@ class AgentCollector(Collector):
 
     def _agent(self, status: GPUNodeStatus | None) -> Iterator[Metric]:
         reports = CounterMetricFamily(
-            "tandem_agent_reports", "Attempts to write the GPUNode.", labels=["outcome"]
+            "tandem_agent_reports",
+            "Attempts to write the GPUNode, at the start to read it.",
+            labels=["outcome"],
         )
         reports.add_metric(["written"], self.publisher.written)
         reports.add_metric(["failed"], self.publisher.failed)

@@ -34,10 +34,11 @@ URGENT_MAX_S = 1.0
 MEMORY_CHANGE = 0.05
 UTILISATION_CHANGE = 10.0
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 30.0
+FIRST_READ_S = 5.0
 
 
 class WriteError(Exception):
-    """A report could not be written; trying again later may help."""
+    """A report could not be written, or the last one read; trying again later may help."""
 
 
 class NodeWriter(Protocol):
@@ -47,7 +48,7 @@ class NodeWriter(Protocol):
         """Return the node's GPUNode as it was last written, or None.
 
         Raises:
-            WriteError: the report could not be written.
+            WriteError: it could not be read.
         """
         ...
 
@@ -166,36 +167,40 @@ class Rhythm:
 
 
 class Publisher:
-    """Writes the newest report, again and again until it succeeds or a newer one takes its place.
+    """Reads the node's GPUNode, then writes the newest report, each again until it succeeds.
 
-    `written` and `failed` count attempts; `last_written_s` is the time of the last success
-    (Unix time), 0 before the first.
+    The first report takes the place of the last one, and with it what is kept nowhere else, such as
+    by which way each GPU is handed over. So that one is read first. A report that waits gives way
+    to a newer one. `written` and `failed` count attempts; `last_written_s` is the time of the last
+    success (Unix time), 0 before the first.
     """
 
     def __init__(self, node: str, writer: NodeWriter) -> None:
+        #: The GPUNode as it was before, None where there was none; valid once `known` is set.
+        self.earlier: Object | None = None
+        self.known = threading.Event()
         self.written = 0
         self.failed = 0
         self.last_written_s = 0.0
         self._node = node
         self._writer = writer
         self._newest: GPUNodeStatus | None = None
+        self._retry_s = RETRY_MIN_S
         self._stopping = False
+        self._tried = threading.Event()
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     def start(self) -> None:
-        """Start writing."""
+        """Begin to read; wait a moment, so that the first look at the GPUs can be reported."""
         self._thread.start()
+        self._tried.wait(FIRST_READ_S)
 
     @property
     def broken(self) -> bool:
         """True where a bug has ended the thread: nothing will be written any more."""
         started = self._thread.ident is not None
         return started and not self._thread.is_alive() and not self._stopping
-
-    def note_failure(self) -> None:
-        """Count an attempt without which nothing can be written: to read what is there."""
-        self.failed += 1
 
     def submit(self, status: GPUNodeStatus) -> None:
         """Let `status` be written next; one that still waits is dropped."""
@@ -211,24 +216,38 @@ class Publisher:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        retry_s = RETRY_MIN_S
+        while not (self.known.is_set() or self._stopping):
+            try:
+                self.earlier = self._writer.read(self._node)
+            except WriteError as error:
+                self._tried.set()
+                self._pause("earlier report unknown", error)
+            else:
+                self._retry_s = RETRY_MIN_S
+                self.known.set()
+                self._tried.set()
         while (status := self._take()) is not None:
             try:
                 self._writer.write(self._node, gpu_node(self._node, status))
             except WriteError as error:
-                self.failed += 1
-                log.warning("report failed node=%s error=%r", self._node, str(error))
                 with self._wake:
                     if self._newest is None:
                         self._newest = status
-                    # Not notified early: a new report must not shorten the wait of a failing one.
-                    wait_s = retry_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load only
-                    self._wake.wait_for(lambda: self._stopping, wait_s)
-                retry_s = min(2 * retry_s, RETRY_MAX_S)
+                self._pause("report failed", error)
             else:
-                retry_s = RETRY_MIN_S
+                self._retry_s = RETRY_MIN_S
                 self.written += 1
                 self.last_written_s = time.time()
+
+    def _pause(self, what: str, error: WriteError) -> None:
+        """Count an attempt that failed, and wait for longer each time."""
+        self.failed += 1
+        log.warning("%s node=%s error=%r", what, self._node, str(error))
+        # A new report ends no wait early: else it would shorten that of a failing one.
+        wait_s = self._retry_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load only
+        with self._wake:
+            self._wake.wait_for(lambda: self._stopping, wait_s)
+        self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
 
     def _take(self) -> GPUNodeStatus | None:
         with self._wake:

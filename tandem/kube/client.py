@@ -39,6 +39,7 @@ EVICTION_TIMEOUT_S = 15.0
 ROLES_READ_S = 0.5
 #: It is asked no more often than this, however many requests are refused: to start takes it longer.
 READY_FOR_S = 0.5
+_READY = "/readyz"
 #: The size of a page of a list. Decoding one holds the interpreter for about 5 ms.
 PAGE_SIZE = 100
 
@@ -109,41 +110,6 @@ class KubeClient:
             Unavailable: there is no answer, or a refusal by an API server that is not ready yet.
             KubeError: the answer is not 2xx.
         """
-        try:
-            return self._open(method, path, query, body, content_type, read_timeout_s)
-        except Forbidden as error:
-            if self._is_ready():
-                raise
-            what = f"{method} {path}: the API server is not ready, and refused: {error}"
-            raise unreachable(what, maybe_done=False) from error
-
-    def _is_ready(self) -> bool:
-        """Say whether the API server is ready; True where we may not ask it."""
-        if time.monotonic() - self._ready_at_s < READY_FOR_S:
-            return True
-        for pause_s in (0.0, ROLES_READ_S):
-            time.sleep(pause_s)
-            try:
-                answer = self._open("GET", "/readyz")
-                answer.drain_conn()
-                answer.release_conn()
-            except Forbidden:
-                continue
-            except KubeError as error:
-                return 0 < error.status < 500
-            self._ready_at_s = time.monotonic()
-            return True
-        return True
-
-    def _open(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, object] | None = None,
-        body: object = None,
-        content_type: str = "application/json",
-        read_timeout_s: float = READ_TIMEOUT_S,
-    ) -> urllib3.BaseHTTPResponse:
         content_sent = None if body is None else encoded(body)
         headers = {
             "Accept": "application/json",
@@ -176,7 +142,29 @@ class KubeClient:
             raise unreachable(f"{method} {path}: {error}", maybe_done=False) from error
         except urllib3.exceptions.HTTPError as error:
             raise unreachable(f"{method} {path}: {error}", maybe_done=True) from error
-        raise from_response(response.status, content)
+        refused = from_response(response.status, content)
+        if isinstance(refused, Forbidden) and path != _READY and not self._is_ready():
+            what = f"{method} {path}: the API server is not ready, and refused: {refused}"
+            raise unreachable(what, maybe_done=False) from refused
+        raise refused
+
+    def _is_ready(self) -> bool:
+        """Say whether the API server is ready; True where we may not ask it."""
+        if time.monotonic() - self._ready_at_s < READY_FOR_S:
+            return True
+        for pause_s in (0.0, ROLES_READ_S):
+            time.sleep(pause_s)
+            try:
+                answer = self.open("GET", _READY)
+            except Forbidden:
+                continue
+            except KubeError as error:
+                return 0 < error.status < 500
+            answer.drain_conn()
+            answer.release_conn()
+            self._ready_at_s = time.monotonic()
+            return True
+        return True
 
     def request(
         self,

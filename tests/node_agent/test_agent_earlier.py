@@ -8,7 +8,6 @@ import pytest
 
 from node_agent.app import Agent
 from node_agent.config import AgentSettings
-from node_agent.earlier import EarlierReport
 from node_agent.handover import DRA_QUEUE, ENVIRONMENT, SETTLE_S, HandOver
 from node_agent.publish import WriteError
 from node_agent.stub import StubGpu
@@ -54,8 +53,8 @@ def wait_for(condition):
 @pytest.fixture
 def start(driver, proc, monkeypatch):
     """Start an agent at an API; its extender lets plans allocate no claims unless `claims`."""
-    monkeypatch.setattr("node_agent.earlier.RETRY_MIN_S", 0.05)
-    monkeypatch.setattr("node_agent.earlier.FIRST_READ_S", 0.1)
+    monkeypatch.setattr("node_agent.publish.RETRY_MIN_S", 0.05)
+    monkeypatch.setattr("node_agent.publish.FIRST_READ_S", 0.1)
     driver.state.gpus = [StubGpu("GPU-a")]
     driver.apply()
     with contextlib.ExitStack() as stack:
@@ -126,26 +125,3 @@ def test_a_label_that_could_not_be_read_closes_no_gpu_to_the_next_agent():
     second = HandOver(ENVIRONMENT, holds=lambda: said)
     second.remember_ways({"GPU-a": handed.way})
     assert second.look(["GPU-a"], SETTLE_S, STAMP)["GPU-a"].closed == ""
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_bug_in_reading_does_not_go_unseen():
-    class Buggy:
-        def read(self, node):
-            raise ZeroDivisionError
-
-        def write(self, node, gpu_node):
-            raise AssertionError
-
-    earlier = EarlierReport("n0", Buggy())
-    assert not earlier.broken
-    earlier.start()
-    wait_for(lambda: earlier.broken)
-
-
-def test_stop_does_not_wait_for_an_api_server_that_is_away():
-    earlier = EarlierReport("n0", Api())
-    earlier.start()
-    earlier.stop()
-    wait_for(lambda: not earlier._thread.is_alive())
-    assert not earlier.broken

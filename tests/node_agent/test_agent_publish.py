@@ -119,6 +119,9 @@ class Away:
         self.written = []
         self.tried = threading.Event()
 
+    def read(self, node):
+        return None
+
     def write(self, node, gpu_node):
         self.tried.set()
         if not self.there.is_set():
@@ -160,11 +163,34 @@ def test_stop_does_not_wait_for_an_api_server_that_is_away():
     assert not publisher._thread.is_alive()
 
 
+def test_stop_does_not_wait_for_what_was_written_before():
+    class Unreadable(Away):
+        def read(self, node):
+            self.tried.set()
+            raise WriteError("away")
+
+    writer = Unreadable()
+    publisher = Publisher("n0", writer)
+    publisher.start()
+    publisher.submit(status())
+    assert writer.tried.wait(60)
+    publisher.stop(timeout_s=10)
+    assert not publisher._thread.is_alive()
+    assert not publisher.broken
+    assert (publisher.known.is_set(), writer.written) == (False, [])
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_bug_in_a_writer_does_not_go_unseen():
+@pytest.mark.parametrize("method", ["read", "write"])
+def test_bug_in_a_writer_does_not_go_unseen(method):
+    def fail(*args):
+        raise ZeroDivisionError
+
     class Buggy:
-        def write(self, node, gpu_node):
-            raise ZeroDivisionError
+        def read(self, node):
+            return None
+
+    setattr(Buggy, method, fail)
 
     publisher = Publisher("n0", Buggy())
     assert not publisher.broken
