@@ -42,7 +42,7 @@ import numpy as np
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.verbs import cpu_s, machine
+from benchmarks.verbs import ROOT, cpu_s, machine
 from controlplane import ControlPlane, Node, manifests, wait_until
 from controlplane.gpus import report_gpus
 from controlplane.installation import Installation, plain_verbs
@@ -444,6 +444,8 @@ def main(tell: Callable[[str], None] = print) -> None:
     options = parser.parse_args()
     ways = ([*options.ways] + [*PATHS] * options.whole_path) * options.rounds
     ways = ["whole path"] if options.requests else ways
+    about = machine(options.source or ROOT)
+    tell(", ".join(f"{key} {value}" for key, value in about.items()))
     cells: list[Measured] = []
     nodes = [Node(f"n{i}", cpu=64, pods=500) for i in range(options.nodes)]
     with tempfile.TemporaryDirectory() as folder:
@@ -479,7 +481,7 @@ def main(tell: Callable[[str], None] = print) -> None:
         tell(f"whole path / plain path, the best of each: {ratio:.2f}")
         tell(f"whole path / without: bar {WHOLE_PATH_BAR}, stretch {WHOLE_PATH_STRETCH}")
     if options.json:
-        figures = {"best": best, "machine": machine(), "cells": [*map(asdict, cells)]}
+        figures = {"best": best, "machine": about, "cells": [*map(asdict, cells)]}
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 

@@ -302,10 +302,10 @@ def rss_mib(pid: int) -> float:
     return round(int(found[1]) / 1024, 1)
 
 
-def machine() -> dict[str, object]:
-    """Say what the figures were measured on."""
+def machine(source: Path = ROOT) -> dict[str, object]:
+    """Say what the figures were measured on, and which commit of `source` they measure."""
     commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
+        ["git", "describe", "--always", "--dirty"], cwd=source, capture_output=True, text=True
     ).stdout.strip()
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     model = re.search(r"model name\s*: (.+)", cpuinfo)
