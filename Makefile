@@ -64,6 +64,7 @@ test: $(READY) ## Everything: checks, fast and slow tests, the suite on a real c
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/tandem controlplane build --operators jobset
+	-@$(BIN)/python -m controlplane.charttools # where a module cannot be had, their tests are skipped
 	@$(BIN)/pytest -n 3 --dist loadgroup -m "not real and not browser and not papers and not operators and not reasons and not release"
 
 operators: $(READY) ## docs/workloads.md: kinds of workloads with their own controllers on a control plane (some minutes)

@@ -20,6 +20,7 @@ ACCEPTED = {
     "deployment-replicas": "the predictor may be away: no job waits for it; attached, one acts",
     "deployment-strategy": "attached to a scheduler, two extenders must never act at once",
     "deployment-has-host-podantiaffinity": "spread by topologySpreadConstraints instead",
+    "pod-probes-identical": "no Service leads to agents: readiness says in 10 s that one hangs",
 }
 
 
